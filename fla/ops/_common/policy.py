@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: MIT
+"""What launch policies know about a chip, and the form of their answer. No GPU is needed to use this module."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Chip:
+    """The facts a policy may use. ``arch`` is 10 * major + minor of the compute capability (0 off NVIDIA)."""
+
+    vendor: str
+    arch: int
+    sms: int
+    smem: int
+
+    @property
+    def descriptors(self) -> bool:
+        """Whether tensor descriptors are copied by the chip's own engine."""
+        return self.vendor == "nvidia" and self.arch >= 90 and has_descriptors()
+
+    @property
+    def exact(self) -> str:
+        """``input_precision`` for fp32 operands that must keep fp32 accuracy."""
+        return "tf32x3" if self.vendor == "nvidia" and self.arch >= 80 else "ieee"
+
+    @property
+    def wide(self) -> str:
+        """``input_precision`` for products that need fp32's range but only fp16's mantissa."""
+        return "tf32" if self.vendor == "nvidia" and self.arch >= 80 else "ieee"
+
+
+# Multiprocessors and shared memory a block may ask for; for tests and offline compilation.
+CHIPS = {
+    "sm80": Chip("nvidia", 80, 108, 166912),
+    "sm90": Chip("nvidia", 90, 132, 232448),
+    "sm100": Chip("nvidia", 100, 148, 232448),
+    "sm120": Chip("nvidia", 120, 188, 101376),
+    "interpreter": Chip("interpreter", 0, 1, 1 << 20),
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Compiler options of one kernel. ``regs`` caps the registers a thread may use (NVIDIA only)."""
+
+    warps: int
+    stages: int = 1
+    regs: int | None = None
+
+    def options(self, chip: Chip) -> dict[str, Any]:
+        kw: dict[str, Any] = {"num_warps": self.warps, "num_stages": self.stages}
+        if self.regs is not None and chip.vendor == "nvidia":
+            kw["maxnreg"] = self.regs
+        return kw
+
+
+@functools.lru_cache(maxsize=1)
+def has_descriptors() -> bool:
+    """Whether this Triton takes descriptors made on the host."""
+    try:
+        from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+@functools.lru_cache(maxsize=64)
+def _cuda_chip(index: int) -> Chip:
+    p = torch.cuda.get_device_properties(index)
+    if torch.version.hip:
+        return Chip("amd", 0, p.multi_processor_count, 65536)
+    smem = getattr(p, "shared_memory_per_block_optin", 101376)
+    return Chip("nvidia", 10 * p.major + p.minor, p.multi_processor_count, smem)
+
+
+def chip_of(device: torch.device) -> Chip:
+    """The chip behind ``device``; CPU tensors run in the interpreter."""
+    if device.type == "cuda":
+        return _cuda_chip(torch.cuda.current_device() if device.index is None else device.index)
+    if device.type == "cpu":
+        return CHIPS["interpreter"]
+    return Chip(device.type, 0, 64, 65536)
+
+
+def pow2(n: int, least: int = 16) -> int:
+    """The smallest power of two that is at least ``n`` and ``least``."""
+    return max(least, 1 << max(n - 1, 0).bit_length())
