@@ -35,6 +35,7 @@ __all__ = [
     "register_variable",
     "reset",
     "set",
+    "unrecognised",
 ]
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -284,16 +285,24 @@ def register_variable(name: str, *, default: bool | None, meaning: str, owner: s
         _said.discard(("name", name))
 
 
-def check_environment() -> None:
-    """Warn once for each ``FLA_*`` variable of the environment that means nothing here."""
-    for name in list(os.environ):
+def unrecognised() -> dict[str, str]:
+    """Every ``FLA_*`` variable of the environment that means nothing here, with a sentence that says why."""
+    found = {}
+    for name in sorted(os.environ):
         if not name.startswith("FLA_") or name in _known:
             continue
         if name in INERT:
-            warn_once("name", name, f"{name} has no effect in this package: {INERT[name]}")
+            found[name] = f"{name} has no effect in this package: {INERT[name]}"
         else:
             hint = _nearest(name, _known)
-            warn_once("name", name, f"{name} is not a variable of fla or of an installed backend{hint}")
+            found[name] = f"{name} is not a variable of fla or of an installed backend{hint}"
+    return found
+
+
+def check_environment() -> None:
+    """Warn once for each ``FLA_*`` variable of the environment that means nothing here."""
+    for name, message in unrecognised().items():
+        warn_once("name", name, message)
 
 
 # Showing

@@ -7,8 +7,10 @@ import argparse
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from types import ModuleType
+from typing import TextIO
 
 import fla
 from fla.cli._output import CliError
@@ -62,7 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        return int(_module(args.command).run(args))
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            return int(_module(args.command).run(args))
     except CliError as error:
         return _fail(args.command, str(error), error.code)
     except ModuleNotFoundError as error:
@@ -81,6 +85,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _module(command: str) -> ModuleType:
     return importlib.import_module(f"fla.cli.{command}")
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """One line without the place in our sources, which means nothing to a user of the command line."""
+    print(f"warning: {message}", file=file or sys.stderr)
 
 
 def _fail(command: str, message: str, code: int) -> int:

@@ -17,7 +17,14 @@ OURS = "flash-linear-attention"
 
 # Shown by `fla doctor` when present; the first group also when absent.
 NEEDED = ("torch", "transformers", "einops", "pluggy", "importlib-metadata", "packaging", "numpy")
-KERNEL_COMPILERS = ("triton", "triton-windows", "triton-ascend", "triton-xpu", "pytorch-triton-rocm", "pytorch-triton-xpu")
+KERNEL_COMPILERS = (
+    "triton",
+    "triton-windows",
+    "triton-ascend",
+    "triton-xpu",
+    "pytorch-triton-rocm",
+    "pytorch-triton-xpu",
+)
 OPTIONAL = (
     *("rich", "matplotlib", "torch_npu", "tilelang", "flash-kda", "tokenspeed-flashkda", "flash-qla", "flash-attn"),
     *("causal-conv1d", "nvidia-cuda-nvcc", "nvidia-cuda-nvcc-cu12"),
@@ -171,3 +178,8 @@ def has_module(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
         return False
+
+
+def has_program(name: str) -> bool:
+    """Whether a program of this name is on PATH."""
+    return shutil.which(name) is not None

@@ -66,5 +66,7 @@ def load_corpus(root: Path | None = None, *, limit: int = 32 << 20) -> Corpus:
         parts[is_held_out(relative.as_posix())].append(text)
     if not all(parts):
         raise FileNotFoundError(f"no Python source files to train on under {root}")
-    train, held_out = (np.frombuffer(b"".join(text + bytes([END_OF_FILE]) for text in side), np.uint8) for side in parts)
+    train, held_out = (
+        np.frombuffer(b"".join(text + bytes([END_OF_FILE]) for text in side), np.uint8) for side in parts
+    )
     return Corpus(root, train, held_out, len(parts[0]), len(parts[1]))
