@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: MIT
+"""The pass over chunks of the linear family: states from chunk increments, and its adjoint."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fla.ops._common.chunking import ChunkPlan
+
+__all__ = ["pass_gradients", "pass_states"]
+
+
+def pass_states(
+    plan: ChunkPlan, increments: Tensor, decay: Tensor | None, initial: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """``S_end = decay * S_start + increment`` through the chunks of every sequence.
+
+    Args:
+        plan: the order of the chunks.
+        increments: what each chunk adds, ``[M, H, K, V]``.
+        decay: what each chunk leaves of the state, broadcastable to `increments`; None: all of it.
+        initial: ``[N, H, K, V]`` in the plan's order, or None for zero.
+
+    Returns:
+        The state at the start of each chunk ``[M, H, K, V]`` and at the end of each sequence ``[N, H, K, V]``.
+    """
+    starts = torch.empty_like(increments)
+    shape = (plan.num_sequences, *increments.shape[1:])
+    state = increments.new_zeros(shape) if initial is None else initial.clone(memory_format=torch.contiguous_format)
+    for begin, count in zip(plan.starts, plan.active, strict=True):
+        chunk, live = slice(begin, begin + count), state[:count]
+        starts[chunk] = live
+        _advance(live, increments[chunk], None if decay is None else decay[chunk])
+    return starts, state
+
+
+def pass_gradients(
+    plan: ChunkPlan, increments: Tensor, decay: Tensor | None, final: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The adjoint of :func:`pass_states`, right to left.
+
+    Args:
+        plan: the order of the chunks.
+        increments: gradient that the outputs of each chunk send to its starting state, ``[M, H, K, V]``.
+        decay: as in :func:`pass_states`.
+        final: gradient of the states at the end of each sequence ``[N, H, K, V]``, or None.
+
+    Returns:
+        The gradient at the end of each chunk ``[M, H, K, V]`` and at the start of each sequence ``[N, H, K, V]``.
+    """
+    ends = torch.empty_like(increments)
+    shape = (plan.num_sequences, *increments.shape[1:])
+    grad = increments.new_zeros(shape) if final is None else final.clone(memory_format=torch.contiguous_format)
+    for begin, count in zip(reversed(plan.starts), reversed(plan.active), strict=True):
+        chunk, live = slice(begin, begin + count), grad[:count]
+        ends[chunk] = live
+        _advance(live, increments[chunk], None if decay is None else decay[chunk])
+    return ends, grad
+
+
+def _advance(state: Tensor, increment: Tensor, decay: Tensor | None) -> None:
+    if decay is None:
+        state.add_(increment)
+    else:
+        torch.addcmul(increment, state, decay, out=state)

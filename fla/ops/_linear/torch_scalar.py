@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: MIT
+"""Chunked linear attention with one decay per head and token, or none.
+
+Per chunk of `C` tokens with starting state ``S``, ``b`` the sums of log decays from the chunk's start and
+``d[j, i] = g[j+1] + ... + g[i]``::
+
+    o[i]  = scale * (e^b[i] q[i] S + sum_{j<=i} (q[i] . k[j]) e^d[j, i] v[j])
+    S_end = e^b[C-1] S + sum_j e^d[j, C-1] k[j] (x) v[j]
+
+The sums ``d`` are formed one by one and never as a difference of two long sums: so decays of minus infinity need no
+special case, nothing cancels, and no exponential of a positive number appears unless a gate is positive. The gradient of
+the log decays is summed the same way, over the pairs ``j < t <= i`` that token `t` decays.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fla.ops._common.chunking import ChunkPlan
+from fla.ops._linear.state_pass import pass_gradients, pass_states
+
+__all__ = ["ScalarChunks"]
+
+
+def _decays(g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """From log decays ``[M, H, C]``: ``e^d`` as ``[M, H, C (j), C (i)]``, zero for i < j; ``e^b`` and ``e^d[:, C-1]``."""
+    C = g.shape[-1]
+    tile = g.unsqueeze(-2).expand(*g.shape, C).triu(1).cumsum(-1).exp_().triu_()
+    from_start = tile[..., 0, :] * g[..., :1].exp()
+    return tile, from_start, tile[..., -1]
+
+
+def _mm(a: Tensor, b: Tensor) -> Tensor:
+    """Batched product over the leading two axes."""
+    return torch.bmm(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, a.shape[:2])
+
+
+class ScalarChunks(torch.autograd.Function):
+    """``(plan, scale, q, k, v, g, initial) -> (o, final)`` in chunk layout; `g` ``[M, H, C]`` or None."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, plan: ChunkPlan, scale: float, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, initial: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        scores = _mm(k, q.mT)  # rows j, columns i
+        if g is None:
+            scores.triu_()
+            tile = from_start = to_end = decay = None
+            k_end, q_start = k, q
+        else:
+            tile, from_start, to_end = _decays(g)
+            scores.mul_(tile)
+            decay = from_start[..., -1:, None]
+            k_end, q_start = k * to_end.unsqueeze(-1), q * from_start.unsqueeze(-1)
+        states, final = pass_states(plan, _mm(k_end.mT, v), decay, initial)
+        o = _mm(scores.mT, v)
+        o.flatten(0, 1).baddbmm_(q_start.flatten(0, 1), states.flatten(0, 1)).mul_(scale)
+        ctx.plan, ctx.scale, ctx.has_initial = plan, scale, initial is not None
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(q, k, v, scores, states, tile, from_start)
+        return o, final
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        q, k, v, scores, states, tile, from_start = ctx.saved_tensors
+        do = v.new_zeros(v.shape) if do is None else do * ctx.scale
+        if tile is None:
+            q_start, k_end, decay = q, k, None
+        else:
+            to_end = tile[..., -1].unsqueeze(-1)
+            q_start, k_end, decay = q * from_start.unsqueeze(-1), k * to_end, from_start[..., -1:, None]
+        ends, dinitial = pass_gradients(ctx.plan, _mm(q_start.mT, do), decay, dfinal)
+        dscores = _mm(v, do.mT)
+        dv = _mm(scores, do)
+        dv.flatten(0, 1).baddbmm_(k_end.flatten(0, 1), ends.flatten(0, 1))
+        dq_start, dk_end = _mm(do, states.mT), _mm(v, ends.mT)
+        dg = None
+        if tile is None:
+            dscores.triu_()
+        else:
+            if ctx.needs_input_grad[5]:
+                pairs = scores * dscores
+                of_state = (states * ends).sum((-2, -1)) * from_start[..., -1]
+                reads, writes = (q_start * dq_start).sum(-1), (k_end * dk_end).sum(-1)
+                dg = _gate_gradient(pairs, reads, writes, of_state)
+            dscores.mul_(tile)
+            dq_start.mul_(from_start.unsqueeze(-1))
+            dk_end.mul_(to_end)
+        dq = dq_start
+        dq.flatten(0, 1).baddbmm_(dscores.mT.flatten(0, 1), k.flatten(0, 1))
+        dk = dk_end
+        dk.flatten(0, 1).baddbmm_(dscores.flatten(0, 1), q.flatten(0, 1))
+        return None, None, dq, dk, dv, dg, dinitial if ctx.has_initial else None
+
+
+def _gate_gradient(pairs: Tensor, reads: Tensor, writes: Tensor, of_state: Tensor) -> Tensor:
+    """Gradient of the log decays ``[M, H, C]`` from what each exponential contributes.
+
+    Args:
+        pairs: contribution of ``e^d[j, i]``, ``[M, H, C (j), C (i)]``; its diagonal holds no gate and is not read.
+        reads: of ``e^b[i]``, ``[M, H, C]``: gates up to i.
+        writes: of ``e^d[j, C-1]``, ``[M, H, C]``: gates after j.
+        of_state: of ``e^b[C-1]`` in the state pass, ``[M, H]``: every gate.
+    """
+    after = pairs.flip(-1).cumsum(-1).flip(-1)  # [j, t]: pairs (j, i) with i >= t
+    dg = after.triu_(1).sum(-2)
+    dg += reads.flip(-1).cumsum(-1).flip(-1)
+    dg[..., 1:] += writes[..., :-1].cumsum(-1)
+    return dg.add_(of_state.unsqueeze(-1))

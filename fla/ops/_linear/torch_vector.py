@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: MIT
+"""Chunked linear attention with a decay per key channel, per value channel, or both.
+
+The scores inside a chunk, ``A[i, j] = sum_d q[i, d] k[j, d] e^(gk[j+1, d] + ... + gk[i, d])``, are not a plain matrix
+product. They become one when `j` and `i` lie on different sides of a boundary: the decay up to the boundary scales
+``k[j]``, the decay from it on scales ``q[i]``, and neither factor exceeds one for gates <= 0. So the chunk is halved
+again and again: level `s` takes the boundaries in the middle of blocks of ``2 s`` rows and multiplies the second half of
+each block with its first half; after ``log2(C)`` levels only the diagonal is left, which has no decay.
+
+The decays of level ``2 s`` follow from those of level `s` by one product per row, so each gate goes through one
+exponential in all, nothing is divided or subtracted, and a gate of minus infinity is an ordinary zero. The gradient of
+the log gates descends the same levels. Value gates act on ``v`` as key gates act on ``k`` and on ``o`` as on ``q``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fla.ops._common.chunking import ChunkPlan
+from fla.ops._linear.state_pass import pass_gradients, pass_states
+
+__all__ = ["VectorChunks"]
+
+# Elements of one [rows, C, D] operand that are worked on at once: bounds the scratch memory, and fits the cache of a CPU.
+_SLAB_CPU, _SLAB_DEVICE = 1 << 19, 1 << 24
+
+
+def _slabs(n: int, rows: int, width: int, device: torch.device) -> list[slice]:
+    size = max(1, (_SLAB_CPU if device.type == "cpu" else _SLAB_DEVICE) // max(1, rows * width))
+    return [slice(i, min(i + size, n)) for i in range(0, n, size)]
+
+
+def _halves(x: Tensor, s: int) -> Tensor:
+    """``[n, C, D]`` as blocks of two halves of `s` rows: a view ``[n * C / 2s, 2, s, D]``."""
+    return x.view(-1, 2, s, x.shape[-1])
+
+
+def _blocks(A: Tensor, s: int) -> Tensor:
+    """The score blocks (second half, first half) of level `s`: a view ``[n, s, s, C / 2s]`` of ``[n, C, C]``."""
+    nb = A.shape[-1] // (2 * s)
+    return A.view(-1, nb, 2, s, nb, 2, s).diagonal(0, 1, 4)[:, 1, :, 0]
+
+
+def _apply(a: Tensor, x: Tensor) -> Tensor:
+    """Batched product of small square blocks with rows; by hand where the library is slow."""
+    if a.shape[-1] == 1:
+        return a * x
+    if a.shape[-1] == 2:
+        return torch.addcmul(a[..., :1] * x[:, :1], a[..., 1:], x[:, 1:])
+    return torch.bmm(a, x)
+
+
+class _Decays:
+    """Decays of one gate ``[n, C, D]`` at the current level `s`, in blocks of `s` rows: ``start`` from the block's start
+    to a row, itself included; ``end`` from a row, itself excluded, to the block's end."""
+
+    def __init__(self, gate: Tensor) -> None:
+        self.start = gate.exp()
+        self.end = torch.ones_like(self.start)
+
+    def halves(self, s: int) -> tuple[Tensor, Tensor]:
+        """Decay of first halves to the boundary and of second halves from it, each ``[blocks, s, D]``; views."""
+        return _halves(self.end, s)[:, 0], _halves(self.start, s)[:, 1]
+
+    def double(self, s: int) -> None:
+        start, end = _halves(self.start, s), _halves(self.end, s)
+        end[:, 0] *= start[:, 1, -1:]
+        start[:, 1] *= start[:, 0, -1:]
+
+
+class _LogGradient:
+    """Gradient of a log gate from what the decays of each level contribute; levels are added from the top down."""
+
+    def __init__(self, start: Tensor, end: Tensor, total: Tensor) -> None:
+        """`start`, `end` ``[n, C, D]``: of the whole chunk's decays; `total` ``[n, D]``: of its last ``start``."""
+        self.start, self.end = start, end
+        start[:, -1] += total
+
+    def add(self, s: int, first: Tensor, second: Tensor) -> None:
+        start, end = _halves(self.start, s), _halves(self.end, s)
+        start[:, 0, -1] += start[:, 1].sum(-2)
+        start[:, 1, -1] += end[:, 0].sum(-2)
+        start[:, 1] += second
+        end[:, 0] += first
+
+
+def _levels(C: int) -> list[int]:
+    return [1 << i for i in range(C.bit_length() - 1)]
+
+
+def _scaled(x: Tensor, decay: Tensor | None) -> Tensor:
+    return x.contiguous() if decay is None else x * decay
+
+
+def _half(gate: _Decays | None, s: int) -> tuple[Tensor | None, Tensor | None]:
+    return (None, None) if gate is None else gate.halves(s)
+
+
+def _inside(
+    q: Tensor, k: Tensor, v: Tensor, gk: _Decays | None, gv: _Decays | None, o: Tensor, A: Tensor | None
+) -> None:
+    """Outputs inside chunks into `o`, unscaled, and the scores into `A` (None with a value gate); doubles the decays."""
+    diagonal = (q * k).sum(-1)
+    if A is None:
+        torch.mul(diagonal.unsqueeze(-1), v, out=o)
+    for s in _levels(q.shape[1]):
+        to_k, to_q = _half(gk, s)
+        scores = torch.bmm(_scaled(_halves(q, s)[:, 1], to_q), _scaled(_halves(k, s)[:, 0], to_k).mT)
+        if A is not None:
+            _blocks(A, s).copy_(scores.view(q.shape[0], -1, s, s).permute(0, 2, 3, 1))
+        else:
+            to_v, to_o = _half(gv, s)
+            _halves(o, s)[:, 1] += _scaled(_apply(scores, _scaled(_halves(v, s)[:, 0], to_v)), to_o)
+        for gate in (gk, gv):
+            if gate is not None:
+                gate.double(s)
+    if A is not None:
+        A.diagonal(0, 1, 2).copy_(diagonal)
+        torch.bmm(A, v, out=o)
+
+
+class _Grads(NamedTuple):
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    gk: Tensor | None
+    gv: Tensor | None
+
+
+class _Level(NamedTuple):
+    """What one level contributes to the log gates: (first halves, second halves) of the key and of the value gate."""
+
+    s: int
+    key: tuple[Tensor, Tensor] | None
+    value: tuple[Tensor, Tensor] | None
+
+
+def _inside_backward(
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, gk: _Decays | None, gv: _Decays | None, A: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, list[_Level]]:
+    """dq, dk, dv of the part inside chunks, and the levels' contributions to the gates; doubles the decays."""
+    dA = None
+    ddiagonal = (do * v).sum(-1, keepdim=True)
+    dq, dk = ddiagonal * k, ddiagonal * q
+    if A is not None:
+        dv, dA = torch.bmm(A.mT, do), torch.bmm(do, v.mT)
+    else:
+        dv = (q * k).sum(-1, keepdim=True) * do
+    levels = []
+    for s in _levels(q.shape[1]):
+        (to_k, to_q), (to_v, to_o) = _half(gk, s), _half(gv, s)
+        q2, k1 = _scaled(_halves(q, s)[:, 1], to_q), _scaled(_halves(k, s)[:, 0], to_k)
+        value = None
+        if dA is not None:
+            dscores = _blocks(dA, s).permute(0, 3, 1, 2).reshape(-1, s, s)
+        else:
+            scores = torch.bmm(q2, k1.mT)
+            v1, do2 = _scaled(_halves(v, s)[:, 0], to_v), _scaled(_halves(do, s)[:, 1], to_o)
+            dscores, dv1 = torch.bmm(do2, v1.mT), _apply(scores.mT, do2)
+            _halves(dv, s)[:, 0] += _scaled(dv1, to_v)
+            if gv is not None:
+                value = (dv1.mul_(v1), _apply(scores, v1).mul_(do2))
+        dq2, dk1 = _apply(dscores, k1), _apply(dscores.mT, q2)
+        _halves(dq, s)[:, 1] += _scaled(dq2, to_q)
+        _halves(dk, s)[:, 0] += _scaled(dk1, to_k)
+        levels.append(_Level(s, None if gk is None else (dk1.mul_(k1), dq2.mul_(q2)), value))
+        for gate in (gk, gv):
+            if gate is not None:
+                gate.double(s)
+    return dq, dk, dv, levels
+
+
+def _chunk_decay(key: Tensor | None, value: Tensor | None) -> Tensor:
+    """What a chunk leaves of its starting state, broadcastable to ``[n, K, V]``, from the decays ``[n, C, D]``."""
+    rows = None if key is None else key[:, -1].unsqueeze(-1)
+    columns = None if value is None else value[:, -1].unsqueeze(-2)
+    if rows is None or columns is None:
+        only = columns if rows is None else rows
+        assert only is not None
+        return only
+    return rows * columns
+
+
+class VectorChunks(torch.autograd.Function):
+    """``(plan, scale, q, k, v, gk, gv, initial) -> (o, final)`` in chunk layout; at least one of the gates is given."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        plan: ChunkPlan,
+        scale: float,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        gk: Tensor | None,
+        gv: Tensor | None,
+        initial: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        heads = q.shape[:2]
+        q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+        n, C, K = q.shape
+        o = torch.empty_like(v)
+        A = q.new_zeros(n, C, C) if gv is None else None
+        increments = q.new_empty(n, K, v.shape[-1])
+        key_start = None if gk is None else torch.empty_like(q)
+        value_start = None if gv is None else torch.empty_like(v)
+        for part in _slabs(n, C, max(K, v.shape[-1]), q.device):
+            key = None if gk is None else _Decays(gk.flatten(0, 1)[part])
+            value = None if gv is None else _Decays(gv.flatten(0, 1)[part])
+            _inside(q[part], k[part], v[part], key, value, o[part], None if A is None else A[part])
+            k_end = k[part] if key is None else k[part] * key.end
+            v_end = v[part] if value is None else v[part] * value.end
+            torch.bmm(k_end.mT, v_end, out=increments[part])
+            if key is not None and key_start is not None:
+                key_start[part] = key.start
+            if value is not None and value_start is not None:
+                value_start[part] = value.start
+        decay = _chunk_decay(key_start, value_start)
+        states, final = pass_states(plan, increments.unflatten(0, heads), decay.unflatten(0, heads), initial)
+        q_start = q if key_start is None else q * key_start
+        if value_start is None:
+            o.baddbmm_(q_start, states.flatten(0, 1))
+        else:
+            o.addcmul_(torch.bmm(q_start, states.flatten(0, 1)), value_start)
+        ctx.plan, ctx.scale, ctx.has_initial = plan, scale, initial is not None
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(q, k, v, gk, gv, A, states, key_start, value_start)
+        return o.mul_(scale).unflatten(0, heads), final
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        q, k, v, gk, gv, A, states, key_start, value_start = ctx.saved_tensors
+        heads = states.shape[:2]
+        do = torch.zeros_like(v) if do is None else do.flatten(0, 1) * ctx.scale
+        q_start = q if key_start is None else q * key_start
+        do_start = do if value_start is None else do * value_start
+        decay = _chunk_decay(key_start, value_start)
+        ends, dinitial = pass_gradients(
+            ctx.plan,
+            torch.bmm(q_start.mT, do_start).unflatten(0, heads),
+            decay.unflatten(0, heads),
+            dfinal,
+        )
+        states, ends = states.flatten(0, 1), ends.flatten(0, 1)
+        grads = _Grads(
+            torch.empty_like(q),
+            torch.empty_like(k),
+            torch.empty_like(v),
+            torch.empty_like(q) if ctx.needs_input_grad[5] else None,
+            torch.empty_like(v) if ctx.needs_input_grad[6] else None,
+        )
+        for part in _slabs(*q.shape[:2], max(q.shape[-1], v.shape[-1]), q.device):
+            key = None if gk is None else _Decays(gk.flatten(0, 1)[part])
+            value = None if gv is None else _Decays(gv.flatten(0, 1)[part])
+            dq, dk, dv, levels = _inside_backward(
+                q[part], k[part], v[part], do[part], key, value, None if A is None else A[part]
+            )
+            S, dS = states[part], ends[part]
+            k_end = k[part] if key is None else k[part] * key.end
+            v_end = v[part] if value is None else v[part] * value.end
+            dq_start, dk_end = torch.bmm(do_start[part], S.mT), torch.bmm(v_end, dS.mT)
+            dv_end = torch.bmm(k_end, dS)
+            grads.q[part] = dq.add_(dq_start) if key is None else dq.addcmul_(dq_start, key.start)
+            grads.k[part] = dk.add_(dk_end) if key is None else dk.addcmul_(dk_end, key.end)
+            grads.v[part] = dv.add_(dv_end) if value is None else dv.addcmul_(dv_end, value.end)
+            carried = S * dS * decay[part]
+            if grads.gk is not None:
+                dgate = _LogGradient(dq_start.mul_(q_start[part]), dk_end.mul_(k_end), carried.sum(-1))
+                for level in reversed(levels):
+                    assert level.key is not None
+                    dgate.add(level.s, *level.key)
+                grads.gk[part] = dgate.start
+            if grads.gv is not None:
+                read = torch.bmm(q_start[part], S).mul_(do_start[part])
+                dgate = _LogGradient(read, dv_end.mul_(v_end), carried.sum(-2))
+                for level in reversed(levels):
+                    assert level.value is not None
+                    dgate.add(level.s, *level.value)
+                grads.gv[part] = dgate.start
+        shaped = (None if x is None else x.unflatten(0, heads) for x in grads)
+        return None, None, *shaped, dinitial if ctx.has_initial else None
