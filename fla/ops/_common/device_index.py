@@ -6,42 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
-import triton.language as tl
 
-
-@triton.jit(do_not_specialize=["N", "T", "NT"])
-def chunk_table_kernel(cu, table, offsets, N, T, NT, C: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr):
-    pid = tl.program_id(0)
-    c = pid * BC + tl.arange(0, BC)
-    seq = tl.zeros((BC,), tl.int32)
-    base = tl.zeros((BC,), tl.int32)
-    total = tl.zeros((), tl.int32)
-    # Every program counts all sequences afresh: cheaper than a second launch for the prefix sums.
-    for n0 in range(0, N, BN):
-        n = n0 + tl.arange(0, BN)
-        m = n < N
-        bos = tl.minimum(tl.maximum(tl.load(cu + n, mask=m, other=0).to(tl.int32), 0), T)
-        eos = tl.minimum(tl.maximum(tl.load(cu + n + 1, mask=m, other=0).to(tl.int32), 0), T)
-        count = tl.where(m, (tl.maximum(eos - bos, 0) + C - 1) // C, 0)
-        end = total + tl.cumsum(count, 0)
-        tl.store(offsets + n + 1, end, mask=m & (pid == 0))
-        done = (end[None, :] <= c[:, None]) & m[None, :]
-        seq += tl.sum(done.to(tl.int32), 1)
-        base = tl.maximum(base, tl.max(tl.where(done, end[None, :], 0), 1))
-        total += tl.sum(count, 0)
-    if pid == 0:
-        tl.store(offsets, 0)
-    used = c < total
-    i = tl.minimum(seq, N - 1)
-    bos = tl.minimum(tl.maximum(tl.load(cu + i).to(tl.int32), 0), T)
-    eos = tl.minimum(tl.maximum(tl.load(cu + i + 1).to(tl.int32), 0), T)
-    at = (c - base) * C
-    ok = c < NT
-    tl.store(table + c * 4, tl.where(used, bos + at, 0), mask=ok)
-    tl.store(table + c * 4 + 1, tl.where(used, tl.minimum(eos - bos - at, C), 0), mask=ok)
-    tl.store(table + c * 4 + 2, tl.where(used, seq, -1), mask=ok)
-    tl.store(table + c * 4 + 3, tl.where(used, c - base, 0), mask=ok)
+from fla.ops._common.kernels import chunk_table_kernel
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Device helpers shared by the engines: inlined into kernels, never launched themselves."""
+# mypy: ignore-errors
+"""Device code shared by the engines: helpers inlined into kernels, and the kernel behind `chunk_table`."""
 
 import triton
 import triton.language as tl
@@ -18,8 +19,8 @@ def softplus(x):
 def chunk_at(table, it, T, NT, C: tl.constexpr, VARLEN: tl.constexpr):
     """First row (over all batches) and number of valid rows of chunk ``it``; 0 rows for a table row that is not used.
 
-    Dense: ``NT`` chunks a batch, ``it = b * NT + t``. Varlen: ``table`` as `chunk_table` builds it. Rows are int32: widen
-    before multiplying by a row's size.
+    Dense: ``NT`` chunks a batch, ``it = b * NT + t``. Varlen: ``table`` as `chunk_table` builds it. Rows are int32:
+    widen before multiplying by a row's size.
     """
     if VARLEN:
         row = tl.load(table + it * 4)
@@ -61,7 +62,7 @@ def tri_inv(L, C: tl.constexpr, PREC: tl.constexpr):
 
     The 8x8 diagonal blocks are inverted by forward substitution in fp32, exact for near-identical keys, where powers
     of ``L`` grow binomially. Blocks merge 8 -> 16 -> 32 -> 64 by ``X - X L X`` with ``L`` cut to the new blocks, as
-    dense masked products, because those keep the accumulator layout. Summing the blocks out of [C, C] is a register move.
+    dense masked products, because those keep the accumulator layout. Summing blocks out of [C, C] is a register move.
     """
     N8: tl.constexpr = C // 8
     r = tl.arange(0, C)[:, None]
@@ -85,3 +86,37 @@ def tri_inv(L, C: tl.constexpr, PREC: tl.constexpr):
         Lb = tl.where((r // 32) > (c // 32), L, 0.0)
         Y = Y - mdot(mdot(Y, Lb, PREC), Y, PREC)
     return Y
+
+
+@triton.jit(do_not_specialize=["N", "T", "NT"])
+def chunk_table_kernel(cu, table, offsets, N, T, NT, C: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr):
+    pid = tl.program_id(0)
+    c = pid * BC + tl.arange(0, BC)
+    seq = tl.zeros((BC,), tl.int32)
+    base = tl.zeros((BC,), tl.int32)
+    total = tl.zeros((), tl.int32)
+    # Every program counts all sequences afresh: cheaper than a second launch for the prefix sums.
+    for n0 in range(0, N, BN):
+        n = n0 + tl.arange(0, BN)
+        m = n < N
+        bos = tl.minimum(tl.maximum(tl.load(cu + n, mask=m, other=0).to(tl.int32), 0), T)
+        eos = tl.minimum(tl.maximum(tl.load(cu + n + 1, mask=m, other=0).to(tl.int32), 0), T)
+        count = tl.where(m, (tl.maximum(eos - bos, 0) + C - 1) // C, 0)
+        end = total + tl.cumsum(count, 0)
+        tl.store(offsets + n + 1, end, mask=m & (pid == 0))
+        done = (end[None, :] <= c[:, None]) & m[None, :]
+        seq += tl.sum(done.to(tl.int32), 1)
+        base = tl.maximum(base, tl.max(tl.where(done, end[None, :], 0), 1))
+        total += tl.sum(count, 0)
+    if pid == 0:
+        tl.store(offsets, 0)
+    used = c < total
+    i = tl.minimum(seq, N - 1)
+    bos = tl.minimum(tl.maximum(tl.load(cu + i).to(tl.int32), 0), T)
+    eos = tl.minimum(tl.maximum(tl.load(cu + i + 1).to(tl.int32), 0), T)
+    at = (c - base) * C
+    ok = c < NT
+    tl.store(table + c * 4, tl.where(used, bos + at, 0), mask=ok)
+    tl.store(table + c * 4 + 1, tl.where(used, tl.minimum(eos - bos - at, C), 0), mask=ok)
+    tl.store(table + c * 4 + 2, tl.where(used, seq, -1), mask=ok)
+    tl.store(table + c * 4 + 3, tl.where(used, c - base, 0), mask=ok)
