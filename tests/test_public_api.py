@@ -136,7 +136,7 @@ def test_signatures_equal_those_of_0_6_0(module: str) -> None:
     assert [text for name in REFERENCE[module] for text in check(module, name)] == []
 
 
-def some_op(q, k, v, scale=None, *, chunk_size=64):  # noqa: ANN001, ANN201
+def some_op(q, k, v, scale=None, *, chunk_size=64):
     """The object of the self-tests below."""
 
 

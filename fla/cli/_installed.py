@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is installed: distributions, version conflicts and copies of `fla` that are not this one. Imports nothing of it."""
+"""What is installed: distributions, version conflicts, other copies of `fla`. Imports none of it."""
 
 from __future__ import annotations
 

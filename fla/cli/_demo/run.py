@@ -40,8 +40,8 @@ def run_demo(args: argparse.Namespace, stream: TextIO) -> dict[str, Any]:
     if len(corpus.train) <= recipe.length or len(corpus.held_out) < 2:
         raise CliError(f"too little text under {corpus.root}: {len(corpus.train)} bytes to train on")
     out.line(
-        f"Text: {corpus.train_files} files ({len(corpus.train) / 1e6:.1f} MB) to train on, {corpus.held_out_files} files "
-        f"({len(corpus.held_out) / 1e6:.1f} MB) held out, from {corpus.root}"
+        f"Text: {corpus.train_files} files ({len(corpus.train) / 1e6:.1f} MB) to train on, "
+        f"{corpus.held_out_files} files ({len(corpus.held_out) / 1e6:.1f} MB) held out, from {corpus.root}"
     )
     model = build_model(recipe, device, args.seed)
     parameters = sum(p.numel() for p in model.parameters())
