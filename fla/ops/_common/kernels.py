@@ -57,8 +57,8 @@ def mdot(a, b, PREC: tl.constexpr):
 
 
 @triton.jit
-def tri_inv(L, C: tl.constexpr, PREC: tl.constexpr):
-    """Inverse of ``I + L`` for strictly lower ``L`` [C, C] in fp32 (C = 16, 32 or 64).
+def tri_inv(L, C: tl.constexpr, PREC: tl.constexpr, BLOCK: tl.constexpr = 64):
+    """Inverse of ``I + L`` for strictly lower ``L`` [C, C] in fp32 (C = 16, 32 or 64; blocks of ``BLOCK``).
 
     The 8x8 diagonal blocks are inverted by forward substitution in fp32, exact for near-identical keys, where powers
     of ``L`` grow binomially. Blocks merge 8 -> 16 -> 32 -> 64 by ``X - X L X`` with ``L`` cut to the new blocks, as
@@ -82,7 +82,7 @@ def tri_inv(L, C: tl.constexpr, PREC: tl.constexpr):
     if C >= 32:
         Lb = tl.where(((r // 32) == (c // 32)) & ((r // 16) > (c // 16)), L, 0.0)
         Y = Y - mdot(mdot(Y, Lb, PREC), Y, PREC)
-    if C >= 64:
+    if C >= 64 and BLOCK >= 64:
         Lb = tl.where((r // 32) > (c // 32), L, 0.0)
         Y = Y - mdot(mdot(Y, Lb, PREC), Y, PREC)
     return Y
