@@ -26,7 +26,7 @@ from fla.ops._linear.state_pass import pass_gradients, pass_states
 __all__ = ["VectorChunks"]
 
 # Elements of one [rows, C, D] operand that are worked on at once: bounds the scratch memory, and fits the cache of a CPU.
-_SLAB_CPU, _SLAB_DEVICE = 1 << 19, 1 << 24
+_SLAB_CPU, _SLAB_DEVICE = 1 << 20, 1 << 24
 
 
 def _slabs(n: int, rows: int, width: int, device: torch.device) -> list[slice]:
@@ -96,6 +96,13 @@ def _scaled(x: Tensor, decay: Tensor | None) -> Tensor:
     return x.contiguous() if decay is None else x * decay
 
 
+def _accumulate(total: Tensor, x: Tensor, decay: Tensor | None) -> None:
+    if decay is None:
+        total += x
+    else:
+        total.addcmul_(x, decay)
+
+
 def _half(gate: _Decays | None, s: int) -> tuple[Tensor | None, Tensor | None]:
     return (None, None) if gate is None else gate.halves(s)
 
@@ -114,7 +121,7 @@ def _inside(
             _blocks(A, s).copy_(scores.view(q.shape[0], -1, s, s).permute(0, 2, 3, 1))
         else:
             to_v, to_o = _half(gv, s)
-            _halves(o, s)[:, 1] += _scaled(_apply(scores, _scaled(_halves(v, s)[:, 0], to_v)), to_o)
+            _accumulate(_halves(o, s)[:, 1], _apply(scores, _scaled(_halves(v, s)[:, 0], to_v)), to_o)
         for gate in (gk, gv):
             if gate is not None:
                 gate.double(s)
@@ -161,12 +168,12 @@ def _inside_backward(
             scores = torch.bmm(q2, k1.mT)
             v1, do2 = _scaled(_halves(v, s)[:, 0], to_v), _scaled(_halves(do, s)[:, 1], to_o)
             dscores, dv1 = torch.bmm(do2, v1.mT), _apply(scores.mT, do2)
-            _halves(dv, s)[:, 0] += _scaled(dv1, to_v)
+            _accumulate(_halves(dv, s)[:, 0], dv1, to_v)
             if gv is not None:
                 value = (dv1.mul_(v1), _apply(scores, v1).mul_(do2))
         dq2, dk1 = _apply(dscores, k1), _apply(dscores.mT, q2)
-        _halves(dq, s)[:, 1] += _scaled(dq2, to_q)
-        _halves(dk, s)[:, 0] += _scaled(dk1, to_k)
+        _accumulate(_halves(dq, s)[:, 1], dq2, to_q)
+        _accumulate(_halves(dk, s)[:, 0], dk1, to_k)
         levels.append(_Level(s, None if gk is None else (dk1.mul_(k1), dq2.mul_(q2)), value))
         for gate in (gk, gv):
             if gate is not None:
