@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: MIT
+"""Depthwise causal convolution over time with a carried state, for dense batches and packed sequences.
+
+The state of a sequence is its last `W` inputs, `[N, D, W]` with the newest in slot ``W - 1``. Both layouts become one
+buffer in which every sequence is preceded by its `W` carried inputs (zeros without a state), so that taps, states and
+their gradients need no case of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fla.backends import CallFacts, dispatch
+from fla.modules._dtype import upcast
+from fla.ops._common.checks import ArgumentError, check_choice, check_floating, check_same_device, check_varlen
+
+__all__ = ["causal_conv1d", "causal_conv1d_update", "causal_conv1d_update_states"]
+
+_FACTS = CallFacts(tensors=("x",), key="x", value="x", initial_state="initial_state", state_v_first=None)
+_ACTIVATIONS = (None, "silu", "swish")
+
+
+class _Packing(NamedTuple):
+    """Rows of the buffer, for sequences packed into one row of `T` tokens."""
+
+    tokens: Tensor  # [T] row of each token
+    states: Tensor  # [N * W] rows of the carried inputs
+    finals: Tensor  # [N * W] rows of the last W inputs
+    rows: int
+
+
+def _pack(cu_seqlens: Tensor, T: int, W: int) -> _Packing:
+    N = cu_seqlens.numel() - 1
+    device = cu_seqlens.device
+    cu_seqlens = cu_seqlens.long()
+    token = torch.arange(T, device=device)
+    # Reading the owner off the boundaries needs no wait for the device, unlike repeat_interleave.
+    owner = torch.searchsorted(cu_seqlens[1:].contiguous(), token, right=True)
+    start = cu_seqlens[:-1] + torch.arange(N, device=device) * W
+    end = cu_seqlens[1:] + torch.arange(N, device=device) * W
+    slot = torch.arange(W, device=device)
+    return _Packing(
+        tokens=token + (owner + 1) * W,
+        states=(start[:, None] + slot).flatten(),
+        finals=(end[:, None] + slot).flatten(),
+        rows=T + N * W,
+    )
+
+
+def _taps(buffer: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``[B, R, D] -> [B, R - W + 1, D]`` in the accumulation dtype.
+
+    `W` shifted products: on a CPU several times faster than a depthwise ``conv1d``, and no transposed copies.
+    """
+    W = weight.shape[1]
+    u, w = upcast(buffer), upcast(weight).to(upcast(buffer).dtype)
+    rows = u.shape[1] - W + 1
+    y = u[:, :rows] * w[:, 0]
+    for i in range(1, W):
+        y = torch.addcmul(y, u[:, i : i + rows], w[:, i])
+    return y if bias is None else y + bias.to(y.dtype)
+
+
+def _activate(p: Tensor, activation: str | None) -> Tensor:
+    return p if activation is None else F.silu(p)
+
+
+def _check_parameters(x: Tensor, weight: Tensor | None, bias: Tensor | None, activation: str | None, D: int) -> Tensor:
+    if weight is None:
+        raise ArgumentError("`weight` [D, W] must be given, got None.")
+    if weight.dim() != 2 or weight.shape[0] != D or weight.shape[1] < 1:
+        raise ArgumentError(f"`weight` must have shape [D, W] with D = {D}, got {list(weight.shape)}.")
+    if bias is not None and bias.shape != (D,):
+        raise ArgumentError(f"`bias` must have shape [D] with D = {D}, got {list(bias.shape)}.")
+    if activation not in _ACTIVATIONS:
+        raise ArgumentError(f"`activation` must be None, 'silu' or 'swish', got {activation!r}.")
+    return weight
+
+
+def _check_conv(  # type: ignore[no-untyped-def]
+    x,
+    weight=None,
+    bias=None,
+    residual=None,
+    initial_state=None,
+    output_final_state=False,
+    activation=None,
+    backend="triton",
+    cu_seqlens=None,
+    cu_seqlens_cpu=None,
+    chunk_indices=None,
+    cp_context=None,
+    seq_idx=None,
+) -> None:
+    if x.dim() < 3:
+        raise ArgumentError(f"`x` must have shape [B, T, D] or [B, T, ...], got {list(x.shape)}.")
+    check_floating(x=x, weight=weight, bias=bias, residual=residual, initial_state=initial_state)
+    check_same_device(x=x, weight=weight, bias=bias, residual=residual, initial_state=initial_state)
+    B, T, D = x.shape[0], x.shape[1], x.shape[2:].numel()
+    W = _check_parameters(x, weight, bias, activation, D).shape[1]
+    if residual is not None and residual.shape != x.shape:
+        raise ArgumentError(f"`residual` must have the shape of `x`, {list(x.shape)}, got {list(residual.shape)}.")
+    if backend not in ("triton", "cuda", "mix"):
+        raise ArgumentError(f"Unsupported backend: `backend` must be 'triton', 'cuda' or 'mix', got {backend!r}.")
+    if backend != "triton":
+        raise NotImplementedError(
+            f"`backend={backend!r}` (the causal-conv1d package) is not supported: 'triton', the default, names the "
+            "implementation of this package, which runs on every device."
+        )
+    if cp_context is not None:
+        raise NotImplementedError("`cp_context` (context parallelism) is not supported by causal_conv1d yet.")
+    if seq_idx is not None:
+        raise NotImplementedError("`seq_idx` is not supported: pass the boundaries as `cu_seqlens`.")
+    N = check_varlen(cu_seqlens, cu_seqlens_cpu, B, T, initial_state, device=x.device)
+    if initial_state is not None and initial_state.shape != (N, D, W):
+        raise ArgumentError(
+            f"`initial_state` must have shape [N, D, W] = {[N, D, W]}, got {list(initial_state.shape)}."
+        )
+
+
+@dispatch("modules", facts=_FACTS, validate=_check_conv)
+def causal_conv1d(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    activation: str | None = None,
+    backend: str = "triton",
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    chunk_indices: Tensor | None = None,
+    cp_context: Any = None,
+    *,
+    seq_idx: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """``y[t] = act(bias + sum_w weight[:, w] * x[t - W + 1 + w]) + residual[t]`` in every sequence and channel.
+
+    Args:
+        x: ``[B, T, D]``, or ``[B, T, ...]`` whose trailing axes hold `D` channels. Any strides.
+        weight: ``[D, W]``, newest input last.
+        bias: ``[D]``.
+        residual: like ``x``; added after the activation.
+        initial_state: ``[N, D, W]``, the last `W` inputs before the first token; zeros when None. Not changed.
+        output_final_state: return the last `W` inputs of every sequence, in the dtype of ``x``.
+        activation: None, ``"silu"`` or ``"swish"``.
+        backend: ``"triton"``, the implementation of this package (the name is the reference's; it runs on every device).
+        cu_seqlens: boundaries ``[N + 1]`` of sequences packed into one row (``B = 1``); empty sequences are allowed.
+        cu_seqlens_cpu: the same on the host.
+        chunk_indices: accepted for callers of the reference package and not needed.
+        cp_context: not supported yet.
+
+    Returns:
+        ``y`` like ``x``, and the final state ``[N, D, W]`` or None. Both carry gradients.
+
+    Raises:
+        ArgumentError: shapes, dtypes or devices that do not fit, another activation or backend.
+        NotImplementedError: ``cp_context``, ``seq_idx``, or a backend of the causal-conv1d package.
+    """
+    assert weight is not None
+    shape, (D, W) = x.shape, weight.shape
+    rows = x.flatten(2)
+    B, T = rows.shape[:2]
+    final: Tensor | None = None
+    if cu_seqlens is None:
+        state = rows.new_zeros(B, W, D) if initial_state is None else initial_state.transpose(1, 2).to(x.dtype)
+        buffer = torch.cat([state, rows], 1)
+        y = _taps(buffer[:, 1:], weight, bias)
+        last = buffer[:, T:]
+    else:
+        plan = _pack(cu_seqlens, T, W)
+        buffer = rows.new_zeros(plan.rows, D).index_copy(0, plan.tokens, rows[0])
+        if initial_state is not None:
+            buffer = buffer.index_copy(0, plan.states, initial_state.transpose(1, 2).reshape(-1, D).to(x.dtype))
+        y = _taps(buffer[None], weight, bias).index_select(1, plan.tokens - (W - 1))
+        last = buffer.index_select(0, plan.finals).view(-1, W, D) if output_final_state else buffer
+    y = _activate(y, activation).view(shape)
+    if residual is not None:
+        y = y + residual.to(y.dtype)
+    if output_final_state:
+        final = last.transpose(1, 2).contiguous()
+    return y.to(x.dtype), final
+
+
+@torch.no_grad()
+def causal_conv1d_update(
+    x: Tensor,
+    cache: Tensor,
+    residual: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """One token for each sequence; ``cache`` is shifted and written in place. Carries no gradient.
+
+    Args:
+        x: ``[N, D]``, ``[N, 1, D]`` or ``[1, N, D]``. Any strides.
+        cache: ``[N, D, W]``, the last `W` inputs; any float dtype.
+        residual: like ``x``; added after the activation.
+        weight: ``[D, W]``.
+        bias: ``[D]``.
+        activation: None, ``"silu"`` or ``"swish"``.
+
+    Returns:
+        ``y`` like ``x``, and ``cache``, the object that was passed.
+
+    Raises:
+        ArgumentError: no cache, or shapes, dtypes or devices that do not fit. Nothing is written then.
+    """
+    if cache is None:
+        raise ArgumentError("`cache` [N, D, W] must be given, got None: without it the update would ignore `x`.")
+    N, D = cache.shape[0], x.shape[-1]
+    if x.shape not in ((N, D), (N, 1, D), (1, N, D)):
+        raise ArgumentError(
+            f"`x` must have shape [N, D], [N, 1, D] or [1, N, D] with N = {N} from `cache`, got {list(x.shape)}."
+        )
+    W = _check_parameters(x, weight, bias, activation, D).shape[1]
+    assert weight is not None
+    check_floating(x=x, cache=cache, residual=residual, weight=weight, bias=bias)
+    check_same_device(x=x, cache=cache, residual=residual, weight=weight, bias=bias)
+    if cache.shape != (N, D, W):
+        raise ArgumentError(f"`cache` must have shape [N, D, W] = {[N, D, W]}, got {list(cache.shape)}.")
+    if residual is not None and residual.shape != x.shape:
+        raise ArgumentError(f"`residual` must have the shape of `x`, {list(x.shape)}, got {list(residual.shape)}.")
+    cache.copy_(torch.cat([cache[:, :, 1:], x.reshape(N, D, 1).to(cache.dtype)], -1))
+    p = (upcast(cache) * upcast(weight)).sum(-1)
+    y = _activate(p if bias is None else p + bias.to(p.dtype), activation).view(x.shape)
+    if residual is not None:
+        y = y + residual.to(y.dtype)
+    return y.to(x.dtype), cache
+
+
+def causal_conv1d_update_states(
+    x: Tensor, state_len: int, initial_state: Tensor | None = None, cu_seqlens: Tensor | None = None
+) -> Tensor:
+    """The last ``state_len`` inputs ``[N, D, state_len]`` of every sequence of ``x`` ``[B, T, D]``.
+
+    Where a sequence is shorter, the newest slots of ``initial_state`` ``[N, D, state_len]`` (zeros when None) fill the
+    rest. Differentiable.
+    """
+    check_choice("state_len > 0", state_len > 0, (True,))
+    zero = x.new_zeros(x.shape[2:].numel(), state_len)
+    final = causal_conv1d(
+        x, zero, initial_state=initial_state, output_final_state=True, cu_seqlens=cu_seqlens
+    )[1]
+    assert final is not None
+    return final

@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: MIT
+"""Layer, RMS and group norm, with a residual stream, and the linear layer that often follows.
+
+All three are one function: rows of `D` channels split into `G` groups, each centred (unless RMS) and scaled by
+``1 / sqrt(variance + eps)``. With a residual, ``s = x + residual`` is normalised, and ``prenorm=True`` returns `s` too.
+The residual stream has the residual's dtype when there is one, else float32 with ``residual_in_fp32``, else that of `x`.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fla.backends import dispatch
+from fla.modules._dtype import accumulation_dtype, autocast_dtype, parameter_dtype, upcast
+from fla.modules._facts import ROWS
+from fla.ops._common.checks import ArgumentError
+
+__all__ = [
+    "GroupNorm",
+    "GroupNormLinear",
+    "GroupNormRef",
+    "LayerNorm",
+    "LayerNormLinear",
+    "RMSNorm",
+    "RMSNormLinear",
+    "group_norm",
+    "group_norm_linear",
+    "group_norm_ref",
+    "layer_norm",
+    "layer_norm_linear",
+    "layer_norm_ref",
+    "rms_norm",
+    "rms_norm_linear",
+    "rms_norm_ref",
+]
+
+NormOutput = Tensor | tuple[Tensor, Tensor]
+
+
+def check_rows(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, num_groups: int = 1
+) -> None:
+    """Check the arguments that every norm has."""
+    if x.dim() == 0:
+        raise ArgumentError("`x` must have at least one axis, got a scalar.")
+    D = x.shape[-1]
+    if num_groups < 1 or D % num_groups:
+        raise ArgumentError(f"`num_groups` must divide the {D} channels of `x`, got {num_groups}.")
+    for name, p in (("weight", weight), ("bias", bias)):
+        if p is not None and p.numel() != D:
+            raise ArgumentError(f"`{name}` must have {D} elements, one for each channel of `x`, got {list(p.shape)}.")
+    if residual is not None and residual.shape != x.shape:
+        raise ArgumentError(f"`residual` must have the shape of `x`, {list(x.shape)}, got {list(residual.shape)}.")
+
+
+def normalize(
+    s: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, is_rms_norm: bool, num_groups: int = 1
+) -> Tensor:
+    """The norm of ``s`` ``[..., D]``, which is in its accumulation dtype already; the result is too."""
+    D = s.shape[-1]
+    weight = None if weight is None else weight.to(s.dtype)
+    bias = None if bias is None else bias.to(s.dtype)
+    if num_groups == 1:
+        if not is_rms_norm:
+            return F.layer_norm(s, (D,), weight, bias, eps)
+        y = F.rms_norm(s, (D,), weight, eps)
+        return y if bias is None else y + bias
+    y = normalize(s.unflatten(-1, (num_groups, D // num_groups)), None, None, eps, is_rms_norm).flatten(-2)
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
+def add_residual(x: Tensor, residual: Tensor | None, residual_in_fp32: bool) -> tuple[Tensor, Tensor]:
+    """``x + residual`` unrounded in the accumulation dtype, and rounded to the dtype of the residual stream."""
+    if residual is not None:
+        s = upcast(x) + upcast(residual)
+        return s, s.to(residual.dtype)
+    return upcast(x), x.to(accumulation_dtype(x.dtype)) if residual_in_fp32 else x
+
+
+def _check_norm(  # type: ignore[no-untyped-def]
+    x, weight, bias, residual=None, eps=0.0, prenorm=False, residual_in_fp32=False, is_rms_norm=False, num_groups=1
+) -> None:
+    check_rows(x, weight, bias, residual, num_groups)
+
+
+def _norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    eps: float,
+    prenorm: bool,
+    residual_in_fp32: bool,
+    is_rms_norm: bool,
+    num_groups: int = 1,
+) -> NormOutput:
+    s, stream = add_residual(x, residual, residual_in_fp32)
+    y = normalize(s, weight, bias, eps, is_rms_norm, num_groups).to(x.dtype)
+    return (y, stream) if prenorm else y
+
+
+@dispatch("modules", facts=ROWS, validate=_check_norm)
+def layer_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None = None,
+    eps: float = 1e-5,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+    is_rms_norm: bool = False,
+) -> NormOutput:
+    """Layer norm over the last axis.
+
+    Args:
+        x: ``[..., D]``.
+        weight, bias: ``[D]`` or None.
+        residual: ``[..., D]``, added to ``x`` first.
+        eps: added to the variance.
+        prenorm: return ``(y, residual stream)``.
+        residual_in_fp32: keep the residual stream in float32 when no residual is given.
+        is_rms_norm: do not subtract the mean.
+
+    Raises:
+        ArgumentError: shapes that do not fit.
+    """
+    return _norm(x, weight, bias, residual, eps, prenorm, residual_in_fp32, is_rms_norm)
+
+
+@dispatch("modules", facts=ROWS, validate=_check_norm)
+def group_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None = None,
+    eps: float = 1e-5,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+    is_rms_norm: bool = False,
+    num_groups: int = 1,
+) -> NormOutput:
+    """:func:`layer_norm` of each of ``num_groups`` equal blocks of channels; ``weight`` and ``bias`` are ``[D]``."""
+    return _norm(x, weight, bias, residual, eps, prenorm, residual_in_fp32, is_rms_norm, num_groups)
+
+
+@dispatch("modules", facts=ROWS, validate=_check_norm)
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None = None,
+    eps: float = 1e-5,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+) -> NormOutput:
+    """RMS norm over the last axis (https://arxiv.org/abs/1910.07467); arguments as for :func:`layer_norm`."""
+    return _norm(x, weight, bias, residual, eps, prenorm, residual_in_fp32, True)
+
+
+def linear_of(y: NormOutput, weight: Tensor, bias: Tensor | None) -> NormOutput:
+    """``F.linear`` of a norm's output in autocast's dtype, the residual stream passed through."""
+    h = y[0] if isinstance(y, tuple) else y
+    dtype = autocast_dtype(h)
+    out = F.linear(h.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+    return (out, y[1]) if isinstance(y, tuple) else out
+
+
+def layer_norm_linear(
+    x: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    linear_weight: Tensor,
+    linear_bias: Tensor | None,
+    residual: Tensor | None = None,
+    eps: float = 1e-5,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+    is_rms_norm: bool = False,
+    num_groups: int = 1,
+) -> NormOutput:
+    """A norm as in :func:`group_norm`, followed by ``F.linear`` with ``linear_weight`` ``[O, D]``."""
+    y = group_norm(x, norm_weight, norm_bias, residual, eps, prenorm, residual_in_fp32, is_rms_norm, num_groups)
+    return linear_of(y, linear_weight, linear_bias)
+
+
+group_norm_linear = layer_norm_linear
+
+
+def rms_norm_linear(
+    x: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    linear_weight: Tensor,
+    linear_bias: Tensor | None,
+    residual: Tensor | None = None,
+    eps: float = 1e-5,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+) -> NormOutput:
+    """RMS norm followed by ``F.linear`` with ``linear_weight`` ``[O, D]``."""
+    y = rms_norm(x, norm_weight, norm_bias, residual, eps, prenorm, residual_in_fp32)
+    return linear_of(y, linear_weight, linear_bias)
+
+
+class NormBase(nn.Module):
+    """Parameters and attributes of every norm: ``weight`` of ones, ``bias`` of zeros, or None."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        elementwise_affine: bool = True,
+        bias: bool = False,
+        eps: float = 1e-5,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.hidden_size = hidden_size
+        self.elementwise_affine = elementwise_affine
+        self.eps = eps
+        kind = parameter_dtype(dtype)
+        self.register_parameter("weight", None)
+        self.register_parameter("bias", None)
+        if elementwise_affine:
+            self.weight = nn.Parameter(torch.empty(hidden_size, device=device, dtype=kind))
+            if bias:
+                self.bias = nn.Parameter(torch.empty(hidden_size, device=device, dtype=kind))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the weight to one and the bias to zero."""
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def extra_repr(self) -> str:
+        return f"{self.hidden_size}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
+
+
+class LayerNorm(NormBase):
+    """Layer norm over the last axis of ``[..., hidden_size]``; parameters are float32 unless ``dtype`` is given."""
+
+    is_rms_norm = False
+    num_groups = 1
+
+    def forward(
+        self, x: Tensor, residual: Tensor | None = None, prenorm: bool = False, residual_in_fp32: bool = False
+    ) -> NormOutput:
+        """The norm of ``x + residual``; with ``prenorm``, ``(norm, x + residual)``."""
+        if self.num_groups > 1:
+            return group_norm(
+                x, self.weight, self.bias, residual, self.eps, prenorm, residual_in_fp32, self.is_rms_norm, self.num_groups
+            )
+        if self.is_rms_norm:
+            return rms_norm(x, self.weight, self.bias, residual, self.eps, prenorm, residual_in_fp32)
+        return layer_norm(x, self.weight, self.bias, residual, self.eps, prenorm, residual_in_fp32)
+
+
+class RMSNorm(LayerNorm):
+    """RMS norm over the last axis of ``[..., hidden_size]``; parameters are float32 unless ``dtype`` is given."""
+
+    is_rms_norm = True
+
+
+class GroupNorm(LayerNorm):
+    """Layer or RMS norm of each of ``num_groups`` blocks of channels of ``[..., hidden_size]``."""
+
+    def __init__(
+        self,
+        num_groups: int,
+        hidden_size: int,
+        elementwise_affine: bool = True,
+        bias: bool = False,
+        eps: float = 1e-5,
+        is_rms_norm: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if num_groups < 1 or hidden_size % num_groups:
+            raise ArgumentError(f"`num_groups` must divide hidden_size = {hidden_size}, got {num_groups}.")
+        super().__init__(hidden_size, elementwise_affine, bias, eps, device, dtype)
+        self.num_groups = num_groups
+        self.is_rms_norm = is_rms_norm
+
+
+class _LinearForward:
+    """``forward`` of the norms that are followed by a linear layer whose parameters the caller passes."""
+
+    def forward(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None = None,
+        prenorm: bool = False,
+        residual_in_fp32: bool = False,
+    ) -> NormOutput:
+        """``F.linear(norm(x + residual), weight, bias)``; with ``prenorm``, the residual stream too."""
+        y = super().forward(x, residual, prenorm, residual_in_fp32)  # type: ignore[misc]
+        return linear_of(y, weight, bias)
+
+
+class LayerNormLinear(_LinearForward, LayerNorm):
+    """:class:`LayerNorm` followed by a linear layer whose parameters are passed to ``forward``."""
+
+
+class RMSNormLinear(_LinearForward, RMSNorm):
+    """:class:`RMSNorm` followed by a linear layer whose parameters are passed to ``forward``."""
+
+
+class GroupNormLinear(_LinearForward, GroupNorm):
+    """:class:`GroupNorm` followed by a linear layer whose parameters are passed to ``forward``."""
+
+
+def group_norm_ref(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    num_groups: int,
+    residual: Tensor | None = None,
+    eps: float = 1e-5,
+    is_rms_norm: bool = False,
+    prenorm: bool = False,
+    upcast: bool = False,
+) -> NormOutput:
+    """The formula written out, in the dtype of ``x`` or, with ``upcast``, in float32. For tests."""
+    dtype = x.dtype
+    s, weight, bias = (None if t is None else t.float() if upcast else t for t in (x, weight, bias))
+    assert s is not None
+    if residual is not None:
+        s = (s + (residual.float() if upcast else residual)).to(s.dtype)
+    groups = s.unflatten(-1, (num_groups, -1))
+    if not is_rms_norm:
+        groups = groups - groups.mean(-1, keepdim=True)
+    y = (groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + eps)).flatten(-2)
+    y = y if weight is None else y * weight
+    y = (y if bias is None else y + bias).to(dtype)
+    return (y, s.to(dtype)) if prenorm else y
+
+
+def layer_norm_ref(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None = None,
+    eps: float = 1e-5,
+    prenorm: bool = False,
+    upcast: bool = False,
+) -> NormOutput:
+    """Layer norm written out; see :func:`group_norm_ref`."""
+    return group_norm_ref(x, weight, bias, 1, residual, eps, False, prenorm, upcast)
+
+
+def rms_norm_ref(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None = None,
+    eps: float = 1e-5,
+    prenorm: bool = False,
+    upcast: bool = False,
+) -> NormOutput:
+    """RMS norm written out; see :func:`group_norm_ref`."""
+    return group_norm_ref(x, weight, bias, 1, residual, eps, True, prenorm, upcast)
+
+
+class GroupNormRef(NormBase):
+    """:class:`GroupNorm` by :func:`group_norm_ref`. For tests."""
+
+    def __init__(
+        self,
+        num_groups: int,
+        hidden_size: int,
+        elementwise_affine: bool = True,
+        bias: bool = False,
+        eps: float = 1e-5,
+        is_rms_norm: bool = False,
+    ) -> None:
+        super().__init__(hidden_size, elementwise_affine, bias, eps)
+        self.num_groups = num_groups
+        self.is_rms_norm = is_rms_norm
+
+    def forward(self, x: Tensor, residual: Tensor | None = None, prenorm: bool = False) -> NormOutput:
+        """The norm in float32."""
+        return group_norm_ref(
+            x, self.weight, self.bias, self.num_groups, residual, self.eps, self.is_rms_norm, prenorm, upcast=True
+        )

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: MIT
+"""Grouped norm with a SiLU gate before or after it, as Mamba-2 uses (https://arxiv.org/abs/2405.21060)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fla.backends import dispatch
+from fla.modules._dtype import upcast
+from fla.modules._facts import ROWS
+from fla.modules.norm.layernorm import NormBase, check_rows, normalize
+from fla.ops._common.checks import ArgumentError
+
+__all__ = ["LayerNormGated", "RMSNormGated", "layernorm_fn", "rms_norm_ref", "rmsnorm_fn"]
+
+
+def _check(  # type: ignore[no-untyped-def]
+    x, weight, bias, z=None, eps=0.0, group_size=None, norm_before_gate=True, is_rms_norm=False
+) -> None:
+    check_rows(x, weight, bias, None)
+    if group_size is not None and (group_size < 1 or x.shape[-1] % group_size):
+        raise ArgumentError(f"`group_size` must divide the {x.shape[-1]} channels of `x`, got {group_size}.")
+    if z is not None and z.shape != x.shape:
+        raise ArgumentError(f"`z` must have the shape of `x`, {list(x.shape)}, got {list(z.shape)}.")
+
+
+@dispatch("modules", facts=ROWS, validate=_check)
+def layernorm_fn(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    z: Tensor | None = None,
+    eps: float = 1e-6,
+    group_size: int | None = None,
+    norm_before_gate: bool = True,
+    is_rms_norm: bool = False,
+) -> Tensor:
+    """``norm(x) * silu(z)`` or, with ``norm_before_gate=False``, ``norm(x * silu(z))``.
+
+    Args:
+        x, z: ``[..., D]``; without ``z`` there is no gate.
+        weight, bias: ``[D]``.
+        eps: added to the variance.
+        group_size: channels normalised together; all of them when None.
+
+    Raises:
+        ArgumentError: shapes that do not fit.
+    """
+    groups = 1 if group_size is None else x.shape[-1] // group_size
+    gate = None if z is None else F.silu(upcast(z))
+    s = upcast(x)
+    if gate is not None and not norm_before_gate:
+        s = s * gate
+    y = normalize(s, weight, bias, eps, is_rms_norm, groups)
+    if gate is not None and norm_before_gate:
+        y = y * gate
+    return y.to(x.dtype)
+
+
+def rmsnorm_fn(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    z: Tensor | None = None,
+    eps: float = 1e-6,
+    group_size: int | None = None,
+    norm_before_gate: bool = True,
+) -> Tensor:
+    """:func:`layernorm_fn` without centring."""
+    return layernorm_fn(x, weight, bias, z, eps, group_size, norm_before_gate, True)
+
+
+def rms_norm_ref(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    z: Tensor | None = None,
+    eps: float = 1e-6,
+    group_size: int | None = None,
+    norm_before_gate: bool = True,
+    upcast: bool = True,
+) -> Tensor:
+    """The formula written out, in float32 with ``upcast``. For tests."""
+    dtype = x.dtype
+    s, weight, gate = (None if t is None else t.float() if upcast else t for t in (x, weight, z))
+    assert s is not None
+    assert weight is not None
+    if gate is not None and not norm_before_gate:
+        s = s * F.silu(gate)
+    groups = s.unflatten(-1, (-1, group_size or s.shape[-1]))
+    y = (groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + eps)).flatten(-2) * weight
+    y = y if bias is None else y + bias
+    if gate is not None and norm_before_gate:
+        y = y * F.silu(gate)
+    return y.to(dtype)
+
+
+class LayerNormGated(NormBase):
+    """:func:`layernorm_fn` with parameters ``weight`` and ``bias``."""
+
+    is_rms_norm = False
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-5,
+        group_size: int | None = None,
+        norm_before_gate: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(hidden_size, True, not self.is_rms_norm, eps, device, dtype)
+        self.group_size = group_size
+        self.norm_before_gate = norm_before_gate
+
+    def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
+        """``x`` and ``z`` ``[..., hidden_size]``."""
+        return layernorm_fn(
+            x, self.weight, self.bias, z, self.eps, self.group_size, self.norm_before_gate, self.is_rms_norm
+        )
+
+
+class RMSNormGated(LayerNormGated):
+    """:func:`rmsnorm_fn` with a ``weight``; by default the gate comes before the norm."""
+
+    is_rms_norm = True
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-5,
+        group_size: int | None = None,
+        norm_before_gate: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(hidden_size, eps, group_size, norm_before_gate, device, dtype)
