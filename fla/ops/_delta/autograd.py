@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: MIT
+"""Autograd of the scalar-decay delta rule on the Triton kernels."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fla.ops._delta import scalar
+from fla.ops._delta.scalar import ScalarCall
+
+
+def on_device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Triton launches on the current device."""
+    if x.device.type == "cuda" and x.device.index != torch.cuda.current_device():
+        return torch.cuda.device(x.device)
+    return contextlib.nullcontext()
+
+
+def _empty_result(call: ScalarCall, v: Tensor, h0: Tensor | None, shape: scalar.Shape, final: bool) -> tuple[Tensor, Any]:
+    if not final:
+        return torch.empty_like(v), None
+    size = scalar.state_shape(call, shape)
+    return torch.empty_like(v), v.new_zeros(size, dtype=torch.float32) if h0 is None else h0.float().clone()
+
+
+class ScalarDelta(torch.autograd.Function):
+    """(o, final state or None) of the delta rule with no or scalar decay; see `delta_rule`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, A_log: Tensor | None,
+        dt_bias: Tensor | None, h0: Tensor | None, call: ScalarCall, final: bool,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        save = any(ctx.needs_input_grad)
+        T, A, sc = scalar.prepare(call, q, k, v, g, beta, A_log, dt_bias, save)
+        o, ht, _, _ = scalar.scan(call, q, k, v, T, A, sc, h0, True, final, False)
+        if save:
+            ctx.save_for_backward(q, k, v, g, beta, A_log, dt_bias, h0, T, A, sc)
+            ctx.call = call
+        ctx.set_materialize_grads(False)
+        assert o is not None
+        return o, ht
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, do: Tensor | None, dht: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        q, k, v, g, beta, A_log, dt_bias, h0, T, A, sc = ctx.saved_tensors
+        call: ScalarCall = ctx.call
+        if do is None and dht is None:
+            return (None,) * 10
+        do = torch.zeros_like(v) if do is None else do.contiguous()
+        dht = None if dht is None else dht.contiguous()
+        with on_device(q):
+            dh0 = torch.empty_like(h0) if ctx.needs_input_grad[7] else None
+            # The states are computed again: keeping them costs as much memory traffic as the pass itself.
+            _, _, S, U = scalar.scan(call, q, k, v, T, A, sc, h0, False, False, True)
+            assert S is not None
+            assert U is not None
+            dv, X = scalar.reverse(call, q, k, do, T, A, sc, dht, dh0)
+            r = scalar.gradients(call, q, k, v, g, beta, A_log, dt_bias, do, dv, S, U, X, sc)
+        dg = None if r.dg is None or g is None else r.dg.to(g.dtype)
+        dA = dbias = None
+        if r.dy is not None and A_log is not None:
+            assert r.dg is not None
+            dA = r.dy.sum((0, 1)).reshape(A_log.shape).to(A_log.dtype)
+            if dt_bias is not None:
+                dbias = r.dg.sum((0, 1)).reshape(dt_bias.shape).to(dt_bias.dtype)
+        return r.dq, r.dk, dv, dg, r.dbeta.to(beta.dtype), dA, dbias, dh0, None, None
+
+
+def _c(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
+
+
+def delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, *, scale: float | None, initial_state: Tensor | None,
+    output_final_state: bool, norm: bool, beta_scale: float = 0.0, A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None, v_first: bool = False, cu_seqlens: Tensor | None = None, **make: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Chunked delta rule with no decay (``g`` None) or a scalar one, differentiable in every tensor.
+
+    q, k `[B, T, H, K]`, v `[B, T, HV, V]` of one 16- or 32-bit dtype; g, beta `[B, T, HV]`, any float. ``g`` is the natural
+    log of the decay, or the gate's input where ``A_log`` `[HV]` is given. ``beta_scale`` not 0: beta goes through
+    ``beta_scale * sigmoid``. Arguments have been checked by the public functions.
+    """
+    q, k, v, beta = q.contiguous(), k.contiguous(), v.contiguous(), beta.contiguous()
+    g, A_log, dt_bias, h0 = _c(g), _c(A_log), _c(dt_bias), _c(initial_state)
+    scale = k.shape[-1] ** -0.5 if scale is None else scale
+    with on_device(q):
+        call = ScalarCall.make(k, v, scale, norm, beta_scale, v_first, cu_seqlens, **make)
+        if k.numel() == 0 or v.numel() == 0 or call.table.sequences == 0:
+            return _empty_result(call, v, h0, scalar.Shape.of(k, v), output_final_state)
+        o, ht = ScalarDelta.apply(q, k, v, g, beta, A_log, dt_bias, h0, call, output_final_state)
+    return o, ht

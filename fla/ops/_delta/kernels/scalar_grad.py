@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: MIT
+"""Last stage of the backward of the scalar-decay delta rule: everything that is local to a chunk.
+
+With S the state before the chunk, X the gradient of the state after it, u the new values and dr = dv:
+
+    E = tril(do u^T) rq_i rk_j e^(G_i - G_j);   F = -stril(dr u^T) rk_i rk_j e^(G_i - G_j);   kb = beta k
+    Q = cq do S^T + E kb;   R = -ck dr S^T + F kb;   W = rk e^(G_L - G) u X^T + E^T q + F^T k
+    dq = Q - norm part;     dk = R + beta W - norm part;     dbeta = k . W
+    dG = q . Q + k . R - kb . W;   dG_last += e^(G_L) <S, X> + sum kb . (rk e^(G_L - G) u X^T);   dg = reverse cumsum
+
+No gradient of the inverse appears: (I + L) u = r makes it the outer product that F holds. dbeta needs no division, so it is
+right where beta is 0. E, F and kb are rounded once and feed both sides, so that rows and columns cancel exactly in dG.
+"""
+
+import triton
+import triton.language as tl
+
+from fla.ops._common.kernels import chunk_at, softplus
+from fla.ops._delta.kernels.common import load_rows, load_tile, store_rows
+from fla.ops._delta.kernels.scalar_prep import SC, SC_BETA, SC_CK, SC_CQ, SC_G, SC_RK, SC_RQ
+
+
+@triton.jit
+def _chunk_grad(
+    q, k, do, dr, qd, kd, dod, drd, Ut, Ud, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dg, db, dy, part, row, n, tile, h, hk, kb0,
+    H, HV, rows, scale, beta_inv,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, NORM: tl.constexpr,
+    DECAY: tl.constexpr, BIAS: tl.constexpr, PROJECT: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    NV: tl.constexpr = (V + BV - 1) // BV
+    dt: tl.constexpr = q.dtype.element_ty
+    rr = tl.arange(0, C)
+    ok = rr < n
+    sp = sc + tile.to(tl.int64) * (SC * C) + rr
+    k0 = kb0 * BK
+    ut = load_tile(Ut, Ud, tile, 0, 0, V, C, BV, C, DESC)
+    dot = load_rows(do, dod, row, n, h, HV, 0, V, BV, C, DESC)
+    E = tl.dot(dot, ut, input_precision=DOT)
+    drt = load_rows(dr, drd, row, n, h, HV, 0, V, BV, C, DESC)
+    M = tl.dot(drt, ut, input_precision=DOT)
+    for j in tl.static_range(1, NV):
+        uj = load_tile(Ut, Ud, tile, j * BV, 0, V, C, BV, C, DESC)
+        E = tl.dot(load_rows(do, dod, row, n, h, HV, j * BV, V, BV, C, DESC), uj, E, input_precision=DOT)
+        M = tl.dot(load_rows(dr, drd, row, n, h, HV, j * BV, V, BV, C, DESC), uj, M, input_precision=DOT)
+    G = tl.load(sp + SC_G * C)
+    rq = tl.load(sp + SC_RQ * C)
+    rk = tl.load(sp + SC_RK * C)
+    bt = tl.load(sp + SC_BETA * C)
+    GL = tl.sum(tl.where(rr == C - 1, G, 0.0), 0)
+    low = rr[:, None] > rr[None, :]
+    eye = rr[:, None] == rr[None, :]
+    dec = tl.exp2(tl.where(low, G[:, None] - G[None, :], -float("inf"))) * rk[None, :]
+    Fb = (M * dec * (-rk)[:, None]).to(dt)
+    Eb = (E * tl.where(eye, rk[None, :], dec) * rq[:, None]).to(dt)
+    # S and X meet in registers where they are loaded, before any accumulator lives.
+    S = load_tile(St, Sd, tile, 0, k0, V, K, BV, BK, DESC)
+    X = load_tile(Xt, Xd, tile, 0, k0, V, K, BV, BK, DESC)
+    if DECAY >= 1:
+        ss = tl.sum(tl.sum(S.to(tl.float32) * X.to(tl.float32), 1), 0)
+    W = tl.dot(tl.trans(ut), X, input_precision=DOT)
+    R = tl.dot(drt, S, input_precision=DOT)
+    for j in tl.static_range(1, NV):
+        Sj = load_tile(St, Sd, tile, j * BV, k0, V, K, BV, BK, DESC)
+        Xj = load_tile(Xt, Xd, tile, j * BV, k0, V, K, BV, BK, DESC)
+        if DECAY >= 1:
+            ss += tl.sum(tl.sum(Sj.to(tl.float32) * Xj.to(tl.float32), 1), 0)
+        uj = load_tile(Ut, Ud, tile, j * BV, 0, V, C, BV, C, DESC)
+        W = tl.dot(tl.trans(uj), Xj, W, input_precision=DOT)
+        R = tl.dot(load_rows(dr, drd, row, n, h, HV, j * BV, V, BV, C, DESC), Sj, R, input_precision=DOT)
+    kt = load_rows(k, kd, row, n, hk, H, k0, K, BK, C, DESC)
+    kf = kt.to(tl.float32)
+    kb = (kf * bt[:, None]).to(dt)
+    W = W * (rk * tl.exp2(GL - G))[:, None]
+    if DECAY >= 1:
+        last = tl.sum(tl.sum(W * kb.to(tl.float32), 1), 0) + tl.exp2(GL) * ss
+    W = tl.dot(tl.trans(Fb), kt, W, input_precision=DOT)
+    R = tl.dot(Fb, kb, R * -tl.load(sp + SC_CK * C)[:, None], input_precision=DOT)
+    aR = tl.sum(R * kf, 1)
+    qt = load_rows(q, qd, row, n, hk, H, k0, K, BK, C, DESC)
+    W = tl.dot(tl.trans(Eb), qt, W, input_precision=DOT)
+    aW = tl.sum(W * kf, 1)
+    if DECAY >= 1:
+        x = aR - tl.sum(W * kb.to(tl.float32), 1)
+    W = W * bt[:, None] + R
+    fk = rk * rk * (aR + bt * aW)
+    if NORM and PROJECT:
+        W = W - kf * fk[:, None]
+    store_rows(dk, dkd, W.to(dk.dtype.element_ty), row, n, h, HV, k0, K, BK, C, DESC)
+    Q = tl.dot(dot, S, input_precision=DOT)
+    for j in tl.static_range(1, NV):
+        Sj = load_tile(St, Sd, tile, j * BV, k0, V, K, BV, BK, DESC)
+        Q = tl.dot(load_rows(do, dod, row, n, h, HV, j * BV, V, BV, C, DESC), Sj, Q, input_precision=DOT)
+    Q = tl.dot(Eb, kb, Q * tl.load(sp + SC_CQ * C)[:, None], input_precision=DOT)
+    qf = qt.to(tl.float32)
+    aQ = tl.sum(Q * qf, 1)
+    fq = rq * rq * aQ / (scale * scale)
+    if NORM and PROJECT:
+        Q = Q - qf * fq[:, None]
+    store_rows(dq, dqd, Q.to(dq.dtype.element_ty), row, n, h, HV, k0, K, BK, C, DESC)
+    at = (row + rr).to(tl.int64) * HV + h + kb0.to(tl.int64) * rows * HV
+    # beta = beta_scale sigmoid(b): d beta / d b = beta (1 - beta / beta_scale).
+    tl.store(db + at, aW * tl.where(beta_inv > 0, bt * (1.0 - bt * beta_inv), 1.0), mask=ok)
+    if DECAY >= 1:
+        dgt = tl.cumsum(x + aQ, 0, reverse=True) + last
+        if DECAY == 2:
+            graw = tl.load(g + (row + rr).to(tl.int64) * HV + h, mask=ok, other=0.0).to(tl.float32)
+            if BIAS:
+                graw += tl.load(dt_bias + h).to(tl.float32)
+            dgt = dgt * -tl.exp(tl.load(A_log + h).to(tl.float32))
+            tl.store(dy + at, dgt * softplus(graw), mask=ok)
+            dgt = dgt * tl.sigmoid(graw)
+        tl.store(dg + at, dgt, mask=ok)
+    if NORM and not PROJECT:
+        tl.store(part + at * 2, fq, mask=ok)
+        tl.store(part + at * 2 + 1, fk, mask=ok)
+
+
+@triton.jit(do_not_specialize=["T", "NT", "H", "HV", "rows"])
+def scalar_grad(
+    q, k, do, dr, qd, kd, dod, drd, Ut, Ud, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dg, db, dy, part, table, T, NT, H, HV, rows,
+    scale, beta_inv,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, NORM: tl.constexpr,
+    DECAY: tl.constexpr, BIAS: tl.constexpr, PROJECT: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """One program a chunk, value head and block of K. dq and dk are those of the value head.
+
+    PROJECT: take the part along q and k away here (all of K is in this program). Otherwise the shares of each block of K
+    in dg, dbeta and the two factors of the norm go to memory, and `scalar_fold` puts them together. DECAY as GATE of
+    `scalar_prep`; 2 writes the gradient of the gate's input and, to ``dy``, that times the decay (the share of A_log).
+    ``beta_inv`` is 1 / beta_scale, or 0
+    where beta is given as it is.
+    """
+    NK: tl.constexpr = (K + BK - 1) // BK
+    pid = tl.program_id(0)
+    kb0 = pid % NK
+    h = (pid // NK) % HV
+    it = pid // (NK * HV)
+    row, n = chunk_at(table, it, T, NT, C, VARLEN)
+    if n <= 0:
+        return
+    hk = h // (HV // H)
+    tile = it * HV + h
+    if DESC:
+        if n == C:
+            _chunk_grad(
+                q, k, do, dr, qd, kd, dod, drd, Ut, Ud, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dg, db, dy, part, row, n, tile, h,
+                hk, kb0, H, HV, rows, scale, beta_inv, K, V, BK, BV, C, NORM, DECAY, BIAS, PROJECT, True, DOT,
+            )  # fmt: skip
+        else:
+            _chunk_grad(
+                q, k, do, dr, qd, kd, dod, drd, Ut, Ud, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dg, db, dy, part, row, n, tile, h,
+                hk, kb0, H, HV, rows, scale, beta_inv, K, V, BK, BV, C, NORM, DECAY, BIAS, PROJECT, False, DOT,
+            )  # fmt: skip
+    else:
+        _chunk_grad(
+            q, k, do, dr, qd, kd, dod, drd, Ut, Ud, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dg, db, dy, part, row, n, tile, h, hk,
+            kb0, H, HV, rows, scale, beta_inv, K, V, BK, BV, C, NORM, DECAY, BIAS, PROJECT, False, DOT,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["rows", "H", "HV"])
+def scalar_fold(
+    q, k, dqh, dkh, part, dq, dk, rows, H, HV,
+    K: tl.constexpr, NK: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr, FACTORS: tl.constexpr,
+):  # fmt: skip
+    """Sum dq and dk over the value heads of each key head; with FACTORS, take the parts along q and k away first."""
+    NB: tl.constexpr = (K + BK - 1) // BK
+    pid = tl.program_id(0)
+    c = (pid % NB) * BK + tl.arange(0, BK)
+    h = (pid // NB) % H
+    r = (pid // (NB * H)) * BR + tl.arange(0, BR)
+    r64 = r.to(tl.int64)
+    m = (r < rows)[:, None] & (c < K)[None, :]
+    out = (r64 * H + h)[:, None] * K + c[None, :]
+    aq = tl.zeros((BR, BK), tl.float32)
+    ak = tl.zeros((BR, BK), tl.float32)
+    sq = tl.zeros((BR,), tl.float32)
+    sk = tl.zeros((BR,), tl.float32)
+    group = HV // H
+    for j in range(group):
+        at = r64 * HV + h * group + j
+        aq += tl.load(dqh + at[:, None] * K + c[None, :], mask=m, other=0.0).to(tl.float32)
+        ak += tl.load(dkh + at[:, None] * K + c[None, :], mask=m, other=0.0).to(tl.float32)
+        if FACTORS:
+            for b in tl.static_range(NK):
+                p = part + (at + r64 * 0 + b * (rows.to(tl.int64) * HV)) * 2
+                sq += tl.load(p, mask=r < rows, other=0.0)
+                sk += tl.load(p + 1, mask=r < rows, other=0.0)
+    if FACTORS:
+        aq -= sq[:, None] * tl.load(q + out, mask=m, other=0.0).to(tl.float32)
+        ak -= sk[:, None] * tl.load(k + out, mask=m, other=0.0).to(tl.float32)
+    tl.store(dq + out, aq.to(dq.dtype.element_ty), mask=m)
+    tl.store(dk + out, ak.to(dk.dtype.element_ty), mask=m)

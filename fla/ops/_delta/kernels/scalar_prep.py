@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: MIT
+"""First stage of the scalar-decay delta rule: what a chunk needs besides the caller's q, k and v.
+
+One program a chunk and value head writes, in the dtype of k,
+
+    T[i, j]  = (I + stril(k_i . k_j rk_i rk_j beta_j e^(G_i - G_j)))^-1
+    A[i, j]  = tril(q_i . k_j rq_i rk_j beta_j e^(G_i - G_j)),  rq with the scale
+
+and the scalars of each token in fp32 (rows of ``sc``, see `SC`). ``beta`` scales columns, so that ``u = T (v - k S)`` is
+right where beta is 0. Norms come off the diagonals of k k^T and q q^T: q and k are never touched in registers.
+"""
+
+import triton
+import triton.language as tl
+
+from fla.ops._common.kernels import LOG2E, NORM_EPS, chunk_at, softplus, tri_inv
+from fla.ops._delta.kernels.common import load_rows, store_tile
+
+# Rows of the scalar table of a chunk: what multiplies q S, k S and the state update of a token; the cumulative log2
+# decay; the factors of q (with scale), k and the write strength.
+SC = tl.constexpr(8)
+SC_CQ = tl.constexpr(0)
+SC_CK = tl.constexpr(1)
+SC_CU = tl.constexpr(2)
+SC_G = tl.constexpr(3)
+SC_RQ = tl.constexpr(4)
+SC_RK = tl.constexpr(5)
+SC_BETA = tl.constexpr(6)
+# e^-104 is 0 in fp32. Cutting the log decay here changes nothing and keeps sums of decays precise and finite.
+MIN_LOG_DECAY = tl.constexpr(-104.0)
+
+
+@triton.jit(do_not_specialize=["T", "NT", "H", "HV", "save"])
+def scalar_prep(
+    q, k, qd, kd, g, beta, A_log, dt_bias, Tm, Td, Aqk, Ad, sc, table, T, NT, H, HV, scale, beta_scale, save,
+    K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr,
+    SIGMOID: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr, INV: tl.constexpr,
+):  # fmt: skip
+    """GATE: 0 no decay, 1 ``g`` is the log decay, 2 ``g`` goes through the gate. ``save``: keep what backward needs."""
+    pid = tl.program_id(0)
+    h = pid % HV
+    it = pid // HV
+    row, n = chunk_at(table, it, T, NT, C, VARLEN)
+    if n <= 0:
+        return
+    hk = h // (HV // H)
+    dt: tl.constexpr = k.dtype.element_ty
+    rr = tl.arange(0, C)
+    ok = rr < n
+    at = (row + rr).to(tl.int64) * HV + h
+    kt = load_rows(k, kd, row, n, hk, H, 0, K, BK, C, DESC)
+    bt = tl.load(beta + at, mask=ok, other=0.0).to(tl.float32)
+    if SIGMOID:
+        bt = tl.where(ok, tl.sigmoid(bt) * beta_scale, 0.0)
+    if GATE == 0:
+        G = tl.zeros((C,), tl.float32)
+    else:
+        gt = tl.load(g + at, mask=ok, other=0.0).to(tl.float32)
+        if GATE == 2:
+            a = tl.load(A_log + h).to(tl.float32)
+            if BIAS:
+                gt += tl.load(dt_bias + h).to(tl.float32)
+            gt = -tl.exp(a) * softplus(gt)
+        gt = tl.where(ok, tl.maximum(gt, MIN_LOG_DECAY), 0.0)
+        G = tl.cumsum(gt, 0) * LOG2E
+    # The last entry of G: rows past the end add nothing.
+    GL = tl.sum(tl.where(rr == C - 1, G, 0.0), 0)
+    low = rr[:, None] > rr[None, :]
+    eye = rr[:, None] == rr[None, :]
+    dec = tl.exp2(tl.where(low, G[:, None] - G[None, :], -float("inf")))
+    KK = tl.dot(kt, tl.trans(kt), input_precision=DOT)
+    if NORM:
+        rk = tl.where(ok, tl.rsqrt(tl.sum(tl.where(eye, KK, 0.0), 1) + NORM_EPS), 0.0)
+    else:
+        rk = tl.where(ok, 1.0, 0.0)
+    col = rk * bt
+    # Selected, not multiplied away: rows past the end may hold anything.
+    L = tl.where(low & ok[:, None], KK * dec * rk[:, None] * col[None, :], 0.0)
+    qt = load_rows(q, qd, row, n, hk, H, 0, K, BK, C, DESC)
+    if NORM:
+        QQ = tl.dot(qt, tl.trans(qt), input_precision=DOT)
+        rq = tl.where(ok, tl.rsqrt(tl.sum(tl.where(eye, QQ, 0.0), 1) + NORM_EPS) * scale, 0.0)
+    else:
+        rq = tl.where(ok, scale, 0.0)
+    A = tl.dot(qt, tl.trans(kt), input_precision=DOT)
+    A = tl.where((low | eye) & ok[:, None], A * tl.where(eye, 1.0, dec) * rq[:, None] * col[None, :], 0.0)
+    tile = it * HV + h
+    store_tile(Aqk, Ad, A.to(dt), tile, 0, 0, C, C, C, C, DESC)
+    eG = tl.exp2(G)
+    sp = sc + tile.to(tl.int64) * (SC * C) + rr
+    tl.store(sp + SC_CQ * C, rq * eG)
+    tl.store(sp + SC_CK * C, rk * eG)
+    tl.store(sp + SC_CU * C, col * tl.exp2(GL - G))
+    tl.store(sp + SC_G * C, G)
+    keep = rr < save * C
+    tl.store(sp + SC_RQ * C, rq, mask=keep)
+    tl.store(sp + SC_RK * C, rk, mask=keep)
+    tl.store(sp + SC_BETA * C, bt, mask=keep)
+    X = tri_inv(L, C, INV)
+    store_tile(Tm, Td, X.to(dt), tile, 0, 0, C, C, C, C, DESC)

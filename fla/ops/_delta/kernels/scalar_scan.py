@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: MIT
+"""State passes of the scalar-decay delta rule, forward and reverse.
+
+One program a block of V, value head and sequence. The state is held transposed, [BV, BK] in fp32, so that it and all that
+follows from it are left operands in registers. Forward, for each chunk:
+
+    u^T = (v^T - ck (S k^T)) T^T;   o^T = cq (S q^T) + u^T A^T;   S <- e^(G_L) S + (cu u^T) k
+
+Full chunks run in a pipelined loop over descriptor tiles; a ragged last chunk is one more step through pointers. Without
+descriptors the loop takes all chunks through pointers.
+"""
+
+import triton
+import triton.language as tl
+
+from fla.ops._common.kernels import sequence_at
+from fla.ops._delta.kernels.common import load_rows, load_tile, state_offsets, store_rows, store_tile
+from fla.ops._delta.kernels.scalar_prep import SC, SC_CK, SC_CQ, SC_CU, SC_G
+
+
+@triton.jit
+def _forward_step(
+    S, q, k, v, qd, kd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, row, n, h, hk, v0, H, HV,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr,
+    SAVE: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    dt: tl.constexpr = k.dtype.element_ty
+    rr = tl.arange(0, C)
+    sp = sc + tile.to(tl.int64) * (SC * C) + rr
+    ck = tl.load(sp + SC_CK * C)
+    cu = tl.load(sp + SC_CU * C)
+    eg = tl.exp2(tl.load(sc + tile.to(tl.int64) * (SC * C) + (SC_G * C + C - 1)))
+    kt = load_rows(k, kd, row, n, hk, H, 0, K, BK, C, DESC)
+    vt = load_rows(v, vd, row, n, h, HV, v0, V, BV, C, DESC)
+    tt = load_tile(Tm, Td, tile, 0, 0, C, C, C, C, DESC)
+    if OUT:
+        cq = tl.load(sp + SC_CQ * C)
+        qt = load_rows(q, qd, row, n, hk, H, 0, K, BK, C, DESC)
+        at = load_tile(Aqk, Ad, tile, 0, 0, C, C, C, C, DESC)
+    Sb = S.to(dt)
+    if SAVE:
+        store_tile(St, Sd, Sb, tile, v0, 0, V, K, BV, BK, DESC)
+    ks = tl.dot(Sb, tl.trans(kt), input_precision=DOT)
+    # v stays in shared memory and off the chain of dependent products: one product more, but fewer registers.
+    u = tl.dot(tl.trans(vt), tl.trans(tt), input_precision=DOT)
+    u = tl.dot((ks * (-ck)[None, :]).to(dt), tl.trans(tt), u, input_precision=DOT)
+    if SAVE:
+        store_tile(Ut, Ud, u.to(dt), tile, v0, 0, V, C, BV, C, DESC)
+    if OUT:
+        oo = tl.dot(Sb, tl.trans(qt), input_precision=DOT) * cq[None, :]
+        oo = tl.dot(u.to(dt), tl.trans(at), oo, input_precision=DOT)
+    S = S * eg
+    S = tl.dot((u * cu[None, :]).to(dt), kt, S, input_precision=DOT)
+    if OUT:
+        store_rows(o, od, tl.trans(oo).to(dt), row, n, h, HV, v0, V, BV, C, DESC)
+    return S
+
+
+@triton.jit(do_not_specialize=["T", "NT", "H", "HV", "has_h0", "has_ht"])
+def scalar_scan(
+    q, k, v, qd, kd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, h0, ht, cu, offsets, T, NT, H, HV, has_h0, has_ht,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr,
+    SAVE: tl.constexpr, VFIRST: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """OUT: write o. SAVE: write each chunk's entry state ``S^T`` [V, K] and ``u^T`` [V, C] for the backward."""
+    NV: tl.constexpr = (V + BV - 1) // BV
+    pid = tl.program_id(0)
+    v0 = (pid % NV) * BV
+    h = (pid // NV) % HV
+    i = pid // (NV * HV)
+    hk = h // (HV // H)
+    bos, length, first = sequence_at(cu, offsets, i, T, NT, VARLEN)
+    state = (i.to(tl.int64) * HV + h) * (K * V)
+    so, sm = state_offsets(v0, K, V, BK, BV, VFIRST)
+    S = tl.load(h0 + state + so, mask=sm & (has_h0 != 0), other=0.0).to(tl.float32)
+    loop = length // C if DESC else (length + C - 1) // C
+    for t in tl.range(0, loop, num_stages=STAGES):
+        tile = (first + t) * HV + h
+        S = _forward_step(
+            S, q, k, v, qd, kd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, bos + t * C, length - t * C, h, hk,
+            v0, H, HV, K, V, BK, BV, C, OUT, SAVE, DESC, DOT,
+        )  # fmt: skip
+    if DESC:
+        if loop * C < length:
+            tile = (first + loop) * HV + h
+            S = _forward_step(
+                S, q, k, v, qd, kd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, bos + loop * C,
+                length - loop * C, h, hk, v0, H, HV, K, V, BK, BV, C, OUT, SAVE, False, DOT,
+            )  # fmt: skip
+    so, sm = state_offsets(v0, K, V, BK, BV, VFIRST)
+    tl.store(ht + state + so, S, mask=sm & (has_ht != 0))
+
+
+@triton.jit
+def _reverse_step(
+    S, q, k, do, qd, kd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, row, n, h, hk, v0, H, HV,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, DESC: tl.constexpr,
+    DOT: tl.constexpr,
+):  # fmt: skip
+    dt: tl.constexpr = k.dtype.element_ty
+    rr = tl.arange(0, C)
+    sp = sc + tile.to(tl.int64) * (SC * C) + rr
+    cq = tl.load(sp + SC_CQ * C)
+    ck = tl.load(sp + SC_CK * C)
+    cu = tl.load(sp + SC_CU * C)
+    eg = tl.exp2(tl.load(sc + tile.to(tl.int64) * (SC * C) + (SC_G * C + C - 1)))
+    dot = load_rows(do, dod, row, n, h, HV, v0, V, BV, C, DESC)
+    at = load_tile(Aqk, Ad, tile, 0, 0, C, C, C, C, DESC)
+    tt = load_tile(Tm, Td, tile, 0, 0, C, C, C, C, DESC)
+    kt = load_rows(k, kd, row, n, hk, H, 0, K, BK, C, DESC)
+    qt = load_rows(q, qd, row, n, hk, H, 0, K, BK, C, DESC)
+    Sb = S.to(dt)
+    store_tile(Xt, Xd, Sb, tile, v0, 0, V, K, BV, BK, DESC)
+    ks = tl.dot(Sb, tl.trans(kt), input_precision=DOT)
+    dT = tl.trans(dot)
+    du = tl.dot(dT, at, input_precision=DOT)
+    dr = tl.dot((du + ks * cu[None, :]).to(dt), tt, input_precision=DOT)
+    dq = (dT.to(tl.float32) * cq[None, :]).to(dt)
+    S = S * eg
+    S = tl.dot(dq, qt, S, input_precision=DOT)
+    S = tl.dot((dr * (-ck)[None, :]).to(dt), kt, S, input_precision=DOT)
+    store_rows(dv, dvd, tl.trans(dr).to(dt), row, n, h, HV, v0, V, BV, C, DESC)
+    return S
+
+
+@triton.jit(do_not_specialize=["T", "NT", "H", "HV", "has_dht", "has_dh0"])
+def scalar_reverse(
+    q, k, do, qd, kd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, dht, dh0, cu, offsets, T, NT, H, HV, has_dht, has_dh0,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, VFIRST: tl.constexpr,
+    VARLEN: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Reverse pass over the gradient X of the state after each chunk; writes X^T [V, K] of each chunk and all of dv:
+
+        dv = T^T (A^T do + cu (k X));   X <- e^(G_L) X + q^T (cq do) - k^T (ck dv)
+    """  # fmt: skip
+    NV: tl.constexpr = (V + BV - 1) // BV
+    pid = tl.program_id(0)
+    v0 = (pid % NV) * BV
+    h = (pid // NV) % HV
+    i = pid // (NV * HV)
+    hk = h // (HV // H)
+    bos, length, first = sequence_at(cu, offsets, i, T, NT, VARLEN)
+    state = (i.to(tl.int64) * HV + h) * (K * V)
+    so, sm = state_offsets(v0, K, V, BK, BV, VFIRST)
+    S = tl.load(dht + state + so, mask=sm & (has_dht != 0), other=0.0).to(tl.float32)
+    loop = length // C if DESC else (length + C - 1) // C
+    if DESC:
+        if loop * C < length:
+            tile = (first + loop) * HV + h
+            S = _reverse_step(
+                S, q, k, do, qd, kd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, bos + loop * C, length - loop * C,
+                h, hk, v0, H, HV, K, V, BK, BV, C, False, DOT,
+            )  # fmt: skip
+    for j in tl.range(0, loop, num_stages=STAGES):
+        t = loop - 1 - j
+        tile = (first + t) * HV + h
+        S = _reverse_step(
+            S, q, k, do, qd, kd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, bos + t * C, length - t * C, h, hk, v0,
+            H, HV, K, V, BK, BV, C, DESC, DOT,
+        )  # fmt: skip
+    so, sm = state_offsets(v0, K, V, BK, BV, VFIRST)
+    tl.store(dh0 + state + so, S, mask=sm & (has_dh0 != 0))

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: MIT
+"""Launch policy of the scalar-decay kernels: pure rules on the chip, the dtype, K, V and the number of programs."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from fla.ops._common.policy import Chip, Launch, pow2
+
+
+@dataclass(frozen=True)
+class ScalarPlan:
+    """How the scalar-decay kernels run one class of calls.
+
+    Attributes:
+        chunk: tokens a chunk.
+        descriptors: whether full tiles go through tensor descriptors.
+        dot: ``input_precision`` of the products (matters for fp32 operands only).
+        inverse: precision of the products in the triangular inverse, see `mdot`.
+        block_k: K padded to a power of two.
+        block_v: V columns of a program of the forward scan, of the recomputing scan and of the reverse scan.
+        grad_k, grad_v: blocks of the chunk gradient.
+    """
+
+    chunk: int
+    descriptors: bool
+    dot: str
+    inverse: str
+    block_k: int
+    block_v: int
+    grad_k: int
+    grad_v: int
+    prep: Launch
+    forward: Launch
+    recompute: Launch
+    reverse: Launch
+    grad: Launch
+
+
+def scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, heads: int, norm: bool) -> ScalarPlan:
+    """The plan for ``heads`` = sequences times value heads. Only whether the heads fill the chip twice matters."""
+    return _scalar_plan(chip, dtype, K, V, 2 * heads <= chip.sms, norm)
+
+
+@functools.lru_cache(maxsize=256)
+def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool, norm: bool) -> ScalarPlan:
+    wide = dtype == torch.float32
+    bk, bv = pow2(K), pow2(V)
+    descriptors = chip.descriptors and bk == K and bv == V
+    # The inverse of unit-norm keys stays small; of others it may need the range of fp32.
+    inverse = chip.exact if wide else ("fp16" if norm else chip.wide)
+    if wide:
+        return ScalarPlan(
+            chunk=32, descriptors=False, dot=chip.exact, inverse=inverse, block_k=bk, block_v=min(bv, 32),
+            grad_k=min(bk, 64), grad_v=min(bv, 32), prep=Launch(4), forward=Launch(4), recompute=Launch(4),
+            reverse=Launch(4), grad=Launch(4),
+        )  # fmt: skip
+    stages = 3 if bk <= 128 and chip.smem >= 200_000 else 2
+    if bk <= 128:
+        # Two V blocks a head only if all programs still run at once: one program fills a multiprocessor.
+        split = bv <= 64 or few
+        block_v = min(bv, 64) if split else 128
+        scan = Launch(4 if block_v <= 64 else 8, stages)
+    else:
+        block_v = min(bv, 64)
+        scan = Launch(8, stages)
+    return ScalarPlan(
+        chunk=64, descriptors=descriptors, dot="tf32", inverse=inverse, block_k=bk, block_v=block_v,
+        grad_k=min(bk, 128), grad_v=min(bv, 128), prep=Launch(4, 1, 128), forward=scan, recompute=scan, reverse=scan,
+        grad=Launch(4),
+    )  # fmt: skip

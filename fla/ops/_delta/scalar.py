@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: MIT
+"""Host side of the scalar-decay kernels: buffers, descriptors and launches. No autograd here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fla.ops._common.device_index import ChunkTable, chunk_table
+from fla.ops._common.policy import Chip, chip_of
+from fla.ops._delta.kernels.scalar_grad import scalar_fold, scalar_grad
+from fla.ops._delta.kernels.scalar_prep import SC, scalar_prep
+from fla.ops._delta.kernels.scalar_scan import scalar_reverse, scalar_scan
+from fla.ops._delta.policy import ScalarPlan, scalar_plan
+
+_SC = SC.value
+
+
+@dataclass(frozen=True)
+class ScalarCall:
+    """What does not change between forward and backward of one call. ``g`` None: no decay; ``A_log`` None: g is it."""
+
+    plan: ScalarPlan
+    chip: Chip
+    table: ChunkTable
+    scale: float
+    beta_scale: float  # 0: beta is used as it is; else beta_scale * sigmoid(beta)
+    norm: bool
+    v_first: bool
+
+    @classmethod
+    def make(
+        cls, k: Tensor, v: Tensor, scale: float, norm: bool, beta_scale: float, v_first: bool, cu_seqlens: Tensor | None,
+        chip: Chip | None = None, plan: ScalarPlan | None = None,
+    ) -> ScalarCall:  # fmt: skip
+        chip = chip_of(k.device) if chip is None else chip
+        sequences = k.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
+        if plan is None:
+            plan = scalar_plan(chip, k.dtype, k.shape[-1], v.shape[-1], sequences * v.shape[2], norm)
+        table = chunk_table(k.shape[0], k.shape[1], plan.chunk, cu_seqlens)
+        return cls(plan, chip, table, scale, beta_scale, norm, v_first)
+
+
+@dataclass(frozen=True)
+class Shape:
+    B: int
+    T: int
+    H: int
+    HV: int
+    K: int
+    V: int
+
+    @classmethod
+    def of(cls, k: Tensor, v: Tensor) -> Shape:
+        B, T, H, K = k.shape
+        return cls(B, T, H, v.shape[2], K, v.shape[3])
+
+
+def _descriptor(x: Tensor, rows: int, cols: int, block_rows: int, block_cols: int, use: bool) -> Any:
+    """A descriptor of ``x`` as a `[rows, cols]` matrix, or ``x`` where none is used."""
+    if not use:
+        return x
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor(x, [rows, cols], [cols, 1], [block_rows, block_cols])
+
+
+def _gate_mode(g: Tensor | None, A_log: Tensor | None) -> int:
+    return 0 if g is None else (1 if A_log is None else 2)
+
+
+def state_shape(call: ScalarCall, s: Shape) -> tuple[int, ...]:
+    return (call.table.sequences, s.HV, *((s.V, s.K) if call.v_first else (s.K, s.V)))
+
+
+def prepare(
+    call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, A_log: Tensor | None,
+    dt_bias: Tensor | None, save: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """T, A `[chunks * HV, C, C]` in k's dtype and the scalars `[chunks * HV, 8, C]` in fp32."""
+    p, t, s = call.plan, call.table, Shape.of(k, v)
+    C, tiles, rows = p.chunk, t.chunks * s.HV, s.B * s.T
+    T = k.new_empty(tiles, C, C)
+    A = k.new_empty(tiles, C, C)
+    sc = torch.empty(tiles, _SC, C, dtype=torch.float32, device=k.device)
+    mode = _gate_mode(g, A_log)
+    scalar_prep[(tiles,)](
+        q, k, _descriptor(q, rows, s.H * s.K, C, p.block_k, p.descriptors),
+        _descriptor(k, rows, s.H * s.K, C, p.block_k, p.descriptors), beta if g is None else g, beta,
+        beta if A_log is None else A_log, beta if dt_bias is None else dt_bias, T,
+        _descriptor(T, tiles * C, C, C, C, p.descriptors), A, _descriptor(A, tiles * C, C, C, C, p.descriptors), sc,
+        sc if t.rows is None else t.rows, s.T, t.per_sequence, s.H, s.HV, call.scale, call.beta_scale, int(save),
+        K=s.K, BK=p.block_k, C=C, NORM=call.norm, GATE=mode, BIAS=dt_bias is not None, SIGMOID=call.beta_scale > 0,
+        VARLEN=t.varlen, DESC=p.descriptors, DOT=p.dot, INV=p.inverse, **p.prep.options(call.chip),
+    )  # fmt: skip
+    return T, A, sc
+
+
+def scan(
+    call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, T: Tensor, A: Tensor, sc: Tensor, h0: Tensor | None,
+    output: bool, final: bool, save: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """(o, final state, S^T `[chunks * HV, V, K]`, u^T `[chunks * HV, V, C]`), each None unless asked for."""
+    p, t, s = call.plan, call.table, Shape.of(k, v)
+    C, tiles, rows, d, bv = p.chunk, t.chunks * s.HV, s.B * s.T, p.descriptors, p.block_v
+    o = torch.empty_like(v) if output else None
+    ht = torch.empty(state_shape(call, s), dtype=torch.float32, device=k.device) if final else None
+    S = k.new_empty(tiles, s.V, s.K) if save else None
+    U = k.new_empty(tiles, s.V, C) if save else None
+    ot, St, Ut = v if o is None else o, k if S is None else S, k if U is None else U
+    launch = p.forward if output else p.recompute
+    scalar_scan[(-(-s.V // bv) * s.HV * t.sequences,)](
+        q, k, v, _descriptor(q, rows, s.H * s.K, C, p.block_k, d), _descriptor(k, rows, s.H * s.K, C, p.block_k, d),
+        _descriptor(v, rows, s.HV * s.V, C, bv, d), T, _descriptor(T, tiles * C, C, C, C, d), A,
+        _descriptor(A, tiles * C, C, C, C, d), sc, ot, _descriptor(ot, rows, s.HV * s.V, C, bv, d and output),
+        St, _descriptor(St, tiles * s.V, s.K, bv, p.block_k, d and save),
+        Ut, _descriptor(Ut, tiles * s.V, C, bv, C, d and save), sc if h0 is None else h0, sc if ht is None else ht,
+        sc if t.cu is None else t.cu, sc if t.offsets is None else t.offsets, s.T, t.per_sequence, s.H, s.HV,
+        int(h0 is not None), int(final), K=s.K, V=s.V, BK=p.block_k, BV=bv, C=C, OUT=output, SAVE=save,
+        VFIRST=call.v_first, VARLEN=t.varlen, DESC=d, DOT=p.dot, STAGES=launch.stages, **launch.options(call.chip),
+    )  # fmt: skip
+    return o, ht, S, U
+
+
+def reverse(
+    call: ScalarCall, q: Tensor, k: Tensor, do: Tensor, T: Tensor, A: Tensor, sc: Tensor, dht: Tensor | None,
+    dh0: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(dv, X^T `[chunks * HV, V, K]`); fills ``dh0`` where given."""
+    p, t, s = call.plan, call.table, Shape.of(k, do)
+    C, tiles, rows, d, bv = p.chunk, t.chunks * s.HV, s.B * s.T, p.descriptors, p.block_v
+    dv = torch.empty_like(do)
+    X = k.new_empty(tiles, s.V, s.K)
+    scalar_reverse[(-(-s.V // bv) * s.HV * t.sequences,)](
+        q, k, do, _descriptor(q, rows, s.H * s.K, C, p.block_k, d), _descriptor(k, rows, s.H * s.K, C, p.block_k, d),
+        _descriptor(do, rows, s.HV * s.V, C, bv, d), T, _descriptor(T, tiles * C, C, C, C, d), A,
+        _descriptor(A, tiles * C, C, C, C, d), sc, dv, _descriptor(dv, rows, s.HV * s.V, C, bv, d), X,
+        _descriptor(X, tiles * s.V, s.K, bv, p.block_k, d), sc if dht is None else dht, sc if dh0 is None else dh0,
+        sc if t.cu is None else t.cu, sc if t.offsets is None else t.offsets, s.T, t.per_sequence, s.H, s.HV,
+        int(dht is not None), int(dh0 is not None), K=s.K, V=s.V, BK=p.block_k, BV=bv, C=C, VFIRST=call.v_first,
+        VARLEN=t.varlen, DESC=d, DOT=p.dot, STAGES=p.reverse.stages, **p.reverse.options(call.chip),
+    )  # fmt: skip
+    return dv, X
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """dg, dbeta and dy (dg times the decay, with the gate in the kernel) are `[B, T, HV]`; dg and dy may be None."""
+
+    dq: Tensor
+    dk: Tensor
+    dg: Tensor | None
+    dbeta: Tensor
+    dy: Tensor | None
+
+
+def gradients(
+    call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, A_log: Tensor | None,
+    dt_bias: Tensor | None, do: Tensor, dv: Tensor, S: Tensor, U: Tensor, X: Tensor, sc: Tensor,
+) -> Gradients:  # fmt: skip
+    p, t, s = call.plan, call.table, Shape.of(k, v)
+    C, tiles, rows, d = p.chunk, t.chunks * s.HV, s.B * s.T, p.descriptors
+    blocks = -(-s.K // p.grad_k)
+    fold = blocks > 1 or s.HV > s.H
+    mode = _gate_mode(g, A_log)
+    shape = (s.B, s.T, s.HV)
+    kind = {"device": k.device, "dtype": torch.float32}
+    # Partial sums stay fp32; what is final is written in the caller's dtype at once.
+    db = torch.empty((blocks, *shape), **kind) if blocks > 1 else torch.empty(shape, device=k.device, dtype=beta.dtype)
+    dg = dy = part = None
+    if g is not None:
+        direct = blocks == 1 and mode == 1
+        dg = torch.empty(shape, device=k.device, dtype=g.dtype) if direct else torch.empty((blocks, *shape), **kind)
+        dy = torch.empty((blocks, *shape), **kind) if mode == 2 else None
+    if call.norm and blocks > 1:
+        part = torch.empty((blocks, *shape, 2), **kind)
+    dq = q.new_empty(s.B, s.T, s.HV, s.K)
+    dk = torch.empty_like(dq)
+    launch_v, launch_k = p.grad_v, p.grad_k
+    scalar_grad[(blocks * tiles,)](
+        q, k, do, dv, _descriptor(q, rows, s.H * s.K, C, launch_k, d), _descriptor(k, rows, s.H * s.K, C, launch_k, d),
+        _descriptor(do, rows, s.HV * s.V, C, launch_v, d), _descriptor(dv, rows, s.HV * s.V, C, launch_v, d),
+        U, _descriptor(U, tiles * s.V, C, launch_v, C, d), S, _descriptor(S, tiles * s.V, s.K, launch_v, launch_k, d),
+        X, _descriptor(X, tiles * s.V, s.K, launch_v, launch_k, d), sc, beta if g is None else g,
+        beta if A_log is None else A_log, beta if dt_bias is None else dt_bias,
+        dq, _descriptor(dq, rows, s.HV * s.K, C, launch_k, d), dk, _descriptor(dk, rows, s.HV * s.K, C, launch_k, d),
+        db if dg is None else dg, db, sc if dy is None else dy, sc if part is None else part,
+        sc if t.rows is None else t.rows, s.T, t.per_sequence, s.H, s.HV, rows, call.scale,
+        1.0 / call.beta_scale if call.beta_scale else 0.0,
+        K=s.K, V=s.V, BK=launch_k, BV=launch_v, C=C, NORM=call.norm, DECAY=mode, BIAS=dt_bias is not None,
+        PROJECT=blocks == 1, VARLEN=t.varlen, DESC=d, DOT=p.dot, **p.grad.options(call.chip),
+    )  # fmt: skip
+    if fold:
+        dqh, dkh, dq, dk = dq, dk, torch.empty_like(q), torch.empty_like(k)
+        bk = min(p.block_k, 128)
+        scalar_fold[(-(-s.K // bk) * s.H * -(-rows // 32),)](
+            q, k, dqh, dkh, sc if part is None else part, dq, dk, rows, s.H, s.HV,
+            K=s.K, NK=blocks, BR=32, BK=bk, FACTORS=part is not None, num_warps=4,
+        )  # fmt: skip
+    if blocks > 1:
+        db = db.sum(0)
+    if dg is not None and dg.dim() == 4:
+        dg = dg.sum(0)
+    return Gradients(dq, dk, dg, db, None if dy is None else dy.sum(0))
