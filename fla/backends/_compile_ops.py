@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: MIT
+"""The custom ops behind `fla.backends._compile`: one for the forward of an op, one for its backward.
+
+Autograd is off inside the body of a custom op. A forward that will be differentiated therefore runs the core, and the
+backward op runs the core once more with autograd on and differentiates that. An op with a `Pair` saves what its own
+backward needs instead, and nothing runs twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+import torch
+
+from fla.backends._compile_schema import Layout, flatten_tree, layout_of, static_key, unpack
+
+
+class Pair(Protocol):
+    """A forward and backward that belong together: ``op.pair``. `args` are all of the op's arguments, in order."""
+
+    def forward(self, *args: Any) -> tuple[Any, Sequence[torch.Tensor]]:
+        """The op's result, and the tensors that `backward` wants."""
+
+    def saved(self, *args: Any) -> Sequence[torch.Tensor]:
+        """Empty tensors of the shapes, dtypes and device of those that `forward` saves. Runs on fake tensors."""
+
+    def backward(
+        self,
+        args: tuple[Any, ...],
+        saved: Sequence[torch.Tensor],
+        grads: Sequence[torch.Tensor | None],
+        needed: Sequence[bool],
+    ) -> Sequence[torch.Tensor | None]:
+        """Gradients of the call's tensor arguments, in order; None where not `needed` or zero.
+
+        `grads` has one entry for each tensor in the op's result, None where nothing flows back.
+        """
+
+
+@dataclass
+class Entry:
+    """An op's registration."""
+
+    op: Any
+    name: str
+    layout: Layout
+    structure: dict[tuple[Any, ...], str] = field(default_factory=dict)
+    """The tree of the outputs, by `static_key`: the fake kernel notes it, and tracing reads it right after."""
+
+
+_entries: dict[int, Entry] = {}
+_names: set[str] = set()
+_lock = threading.RLock()
+_library: torch.library.Library | None = None
+
+
+def register(op: Any) -> Entry:
+    """The registration of `op`, made on the first call (about 2 ms)."""
+    entry = _entries.get(id(op))
+    if entry is not None:
+        return entry
+    with _lock:
+        if id(op) not in _entries:
+            _entries[id(op)] = _define(op)
+        return _entries[id(op)]
+
+
+def _define(op: Any) -> Entry:
+    global _library
+    if getattr(op, "inplace", False):
+        raise NotImplementedError(f"{op.name} writes into its arguments; call it outside the compiled region")
+    if _library is None:
+        _library = torch.library.Library("fla", "FRAGMENT")
+    stem = "".join(c if c.isalnum() else "_" for c in f"{op.operation}_{op.name}")
+    name, n = stem, 1
+    while name in _names or hasattr(torch.ops.fla, name):  # an op defined anew in one process, as notebooks do
+        n += 1
+        name = f"{stem}_{n}"
+    layout = layout_of(op.signature, getattr(op, "fn", None))
+    entry = Entry(op, name, layout)
+    back = f"{name}_backward"
+    _library.define(f"{name}({layout.schema}, bool differentiable) -> Tensor[]")
+    _library.define(f"{back}({layout.schema}, Tensor[] saved, Tensor?[] grads, bool[] needed) -> Tensor[]")
+    _names.update((name, back))
+    _library.impl(name, _forward_body(entry), "CompositeExplicitAutograd")
+    _library.impl(back, _backward_body(entry), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"fla::{name}", _forward_fake(entry), lib=_library)
+    torch.library.register_fake(f"fla::{back}", _backward_fake(entry), lib=_library)
+    torch.library.register_autograd(f"fla::{name}", _derivative(entry), setup_context=_setup(entry), lib=_library)
+    return entry
+
+
+# Forward
+
+
+def _forward_body(entry: Entry) -> Callable[..., list[torch.Tensor]]:
+    def body(*slots: Any) -> list[torch.Tensor]:
+        *slots_, differentiable = slots
+        args = unpack(entry.layout, slots_)
+        saved: Sequence[torch.Tensor] = ()
+        pair = getattr(entry.op, "pair", None)
+        if not differentiable:
+            result = entry.op.run(args)
+        elif pair is not None:
+            result, saved = pair.forward(*args)
+        else:
+            result = _run_core(entry.op, args)
+        leaves: list[torch.Tensor] = []
+        tree = flatten_tree(result, leaves)
+        expected = entry.structure.get(static_key(slots_), tree)
+        if tree != expected:
+            raise RuntimeError(f"{entry.op.name} returned {tree}, its outputs were declared as {expected}")
+        return _own(leaves + list(saved), _tensors(slots_))
+
+    return body
+
+
+def _forward_fake(entry: Entry) -> Callable[..., list[torch.Tensor]]:
+    def fake(*slots: Any) -> list[torch.Tensor]:
+        *slots_, differentiable = slots
+        args = unpack(entry.layout, slots_)
+        leaves: list[torch.Tensor] = []
+        tree = flatten_tree(entry.op.outputs(*args), leaves)
+        if tree is None:
+            raise TypeError(f"{entry.op.name}: outputs must return tensors, None and tuples of them")
+        entry.structure[static_key(slots_)] = tree
+        pair = getattr(entry.op, "pair", None)
+        if differentiable and pair is not None:
+            leaves += pair.saved(*args)
+        return [_empty(t) for t in leaves]
+
+    return fake
+
+
+def _setup(entry: Entry) -> Callable[..., None]:
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
+        *slots, _ = inputs
+        outputs = entry.structure.get(static_key(slots))
+        count = len(output) if outputs is None else outputs.count("t")
+        saved = output[count:]
+        if saved:
+            ctx.mark_non_differentiable(*saved)
+        ctx.set_materialize_grads(False)
+        tensors = _tensors(slots)
+        ctx.save_for_backward(*tensors, *saved)
+        ctx.inputs, ctx.outputs = len(tensors), count
+        ctx.slots = [_Hole(len(s)) if _is_list(s) else _HOLE if isinstance(s, torch.Tensor) else s for s in slots]
+
+    return setup
+
+
+# Backward
+
+
+@dataclass(frozen=True)
+class _Hole:
+    """The place of a tensor, or of a list of `count` tensors, among the slots."""
+
+    count: int | None = None
+
+
+_HOLE = _Hole()
+
+
+def _derivative(entry: Entry) -> Callable[..., Any]:
+    def derivative(ctx: Any, grads: Sequence[torch.Tensor | None]) -> Any:
+        tensors = list(ctx.saved_tensors[: ctx.inputs])
+        saved = list(ctx.saved_tensors[ctx.inputs :])
+        queue = iter(tensors)
+        slots: list[Any] = []
+        needed: list[bool] = []
+        for slot, wanted in zip(ctx.slots, ctx.needs_input_grad, strict=False):
+            if not isinstance(slot, _Hole):
+                slots.append(slot)
+            elif slot.count is None:
+                slots.append(next(queue))
+                needed.append(wanted)
+            else:
+                slots.append([next(queue) for _ in range(slot.count)])
+                needed += wanted
+        backward = getattr(torch.ops.fla, f"{entry.name}_backward").default
+        found = iter(backward(*slots, saved, list(grads[: ctx.outputs]), needed))
+        spread = iter([next(found) if n else None for n in needed])
+        return (
+            *(
+                None
+                if not isinstance(s, _Hole)
+                else next(spread)
+                if s.count is None
+                else [next(spread) for _ in range(s.count)]
+                for s in ctx.slots
+            ),
+            None,
+        )
+
+    return derivative
+
+
+def _backward_body(entry: Entry) -> Callable[..., list[torch.Tensor]]:
+    def body(*inputs: Any) -> list[torch.Tensor]:
+        *slots, saved, grads, needed = inputs
+        tensors = _tensors(slots)
+        pair = getattr(entry.op, "pair", None)
+        if pair is not None and saved:
+            found = list(pair.backward(unpack(entry.layout, slots), saved, grads, needed))
+        else:
+            found = _differentiate_core(entry, slots, grads, needed)
+        out = [
+            torch.zeros_like(t, memory_format=torch.contiguous_format) if g is None else g.to(t.dtype)
+            for t, g, n in zip(tensors, found, needed, strict=True)
+            if n
+        ]
+        return _own(out, [*tensors, *saved, *(g for g in grads if g is not None)])
+
+    return body
+
+
+def _backward_fake(entry: Entry) -> Callable[..., list[torch.Tensor]]:
+    def fake(*inputs: Any) -> list[torch.Tensor]:
+        *slots, _, _, needed = inputs
+        return [_empty(t) for t, n in zip(_tensors(slots), needed, strict=True) if n]
+
+    return fake
+
+
+def _differentiate_core(
+    entry: Entry, slots: Sequence[Any], grads: Sequence[torch.Tensor | None], needed: Sequence[bool]
+) -> list[torch.Tensor | None]:
+    with _autograd_on():
+        leaves = [t.detach().requires_grad_(n) for t, n in zip(_tensors(slots), needed, strict=True)]
+        queue = iter(leaves)
+        fresh = [
+            next(queue) if isinstance(s, torch.Tensor) else [next(queue) for _ in s] if _is_list(s) else s
+            for s in slots
+        ]
+        outputs: list[torch.Tensor] = []
+        flatten_tree(_run_core(entry.op, unpack(entry.layout, fresh)), outputs)
+        flows = [(o, g) for o, g in zip(outputs, grads, strict=True) if g is not None and o.requires_grad]
+        wanted = [x for x, n in zip(leaves, needed, strict=True) if n]
+        if not flows or not wanted:
+            return [None] * len(leaves)
+        found = iter(
+            torch.autograd.grad([o for o, _ in flows], wanted, [g.to(o.dtype) for o, g in flows], allow_unused=True)
+        )
+        return [next(found) if n else None for n in needed]
+
+
+# Shared
+
+
+def _run_core(op: Any, args: tuple[Any, ...]) -> Any:
+    from fla import backends
+
+    # The interim framework had no pins; an op without them has nothing but its core.
+    with cast(Any, getattr(backends, "reference_only", contextlib.nullcontext))():
+        return op.run(args)
+
+
+@contextlib.contextmanager
+def _autograd_on() -> Iterator[None]:
+    """Autograd as outside of a custom op. The dispatcher masks it there, so ``enable_grad`` alone records nothing."""
+    exclude = torch._C._dispatch_tls_local_exclude_set()
+    for key in (torch._C.DispatchKey.AutogradOther, torch._C.DispatchKey.AutogradNestedTensor):
+        exclude = exclude.remove(key)
+    include = torch._C._dispatch_tls_local_include_set().add(torch._C.DispatchKey.ADInplaceOrView)
+    with torch._C._ForceDispatchKeyGuard(include, exclude), torch.enable_grad():
+        yield
+
+
+def _is_list(slot: Any) -> bool:
+    return isinstance(slot, (list, tuple))
+
+
+def _tensors(slots: Sequence[Any]) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for slot in slots:
+        if isinstance(slot, torch.Tensor):
+            found.append(slot)
+        elif _is_list(slot):
+            found += slot
+    return found
+
+
+def _empty(t: torch.Tensor) -> torch.Tensor:
+    # Outputs are contiguous whatever the strides of the inputs: the one layout that every backend can promise.
+    return torch.empty(t.shape, dtype=t.dtype, device=t.device)
+
+
+def _own(results: list[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """`results` contiguous, detached, and sharing memory with nothing: a custom op may not return an alias."""
+    taken = {t.untyped_storage().data_ptr() for t in inputs if t.numel()}
+    owned: list[torch.Tensor] = []
+    for t in results:
+        t = t.detach().contiguous()
+        where = t.untyped_storage().data_ptr()
+        if t.numel() and where in taken:
+            t = t.clone()
+            where = t.untyped_storage().data_ptr()
+        taken.add(where)
+        owned.append(t)
+    return owned
