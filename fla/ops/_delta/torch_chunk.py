@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: MIT
+"""Chunked delta rule in PyTorch, for any device: the engine behind every op of the family where Triton does not run.
+
+Within a chunk the rule is solved exactly (WY form): with ``L`` the scores of read keys against write keys,
+``(I + L) [U | W] = [gain * v | (erase * read) * decay]`` is one triangular solve, and ``U - W S`` are the values that the
+chunk really writes when it starts from state ``S``. Only the state passes from chunk to chunk. Float32 arithmetic for
+16-bit and float32 inputs, float64 for float64.
+
+Source: Yang et al., "Parallelizing Linear Transformers with the Delta Rule over Sequence Length" (2024); the gated form
+of Yang et al., "Gated Delta Networks" (2024); decay per channel of Kimi Team, "Kimi Linear" (2025).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fla.ops._common.gates import compute_dtype, without_autocast
+from fla.ops._common.varlen import ChunkPlan, longest_sequence, plan_chunks
+from fla.ops._delta.rows import Decay, DeltaRow, Operands, ReadTime
+from fla.ops._delta.torch_decay import DecayTree, decay_gradient, grow, shift, unshift
+from fla.ops._delta.torch_scores import Scores, scores, scores_backward
+
+CHUNK = 64
+
+
+def _read_head(tree: DecayTree, exclusive: bool) -> Tensor:
+    """Decay from the chunk's start to what each token reads."""
+    return shift(tree.head, 1.0) if exclusive else tree.head
+
+
+def _scan(U: Tensor, W: Tensor, Kg: Tensor, tree: DecayTree | None, state: Tensor, steps: list[int]) -> tuple[Tensor, Tensor]:
+    """Pass ``state [N, K, V]`` (updated in place) through the chunks; returns states before chunks and written values."""
+    h = U.new_empty(U.shape[0], *state.shape[1:])
+    written = torch.empty_like(U)
+    totals = tree.total.unsqueeze(-1).split(steps) if tree is not None else [None] * len(steps)
+    parts = zip(U.split(steps), W.split(steps), Kg.mT.split(steps), totals, h.split(steps), written.split(steps), strict=True)
+    for u, w, kg, total, before, new in parts:
+        s = state[: u.shape[0]]
+        before.copy_(s)
+        torch.baddbmm(u, w, s, alpha=-1, out=new)
+        if total is not None:
+            s.mul_(total)
+        s.baddbmm_(kg, new)
+    return h, written
+
+
+def _scan_backward(
+    d_written: Tensor, d_direct: Tensor, W: Tensor, Kg: Tensor, tree: DecayTree | None, d_state: Tensor, steps: list[int]
+) -> Tensor:
+    """Reverse of ``_scan``. Adds the state's part to ``d_written``, leaves the gradient of the initial state in
+    ``d_state`` and returns the gradients of the states after chunks. ``d_direct``: gradients of the states before
+    chunks from outputs."""
+    dh = torch.empty_like(d_direct)
+    totals = tree.total.unsqueeze(-1).split(steps) if tree is not None else [None] * len(steps)
+    parts = [d_written.split(steps), d_direct.split(steps), W.mT.split(steps), Kg.split(steps), totals, dh.split(steps)]
+    for d_new, direct, w, kg, total, after in zip(*(reversed(part) for part in parts), strict=True):
+        ds = d_state[: d_new.shape[0]]
+        after.copy_(ds)
+        d_new.baddbmm_(kg, ds)
+        if total is not None:
+            ds.mul_(total)
+        ds.add_(direct).baddbmm_(w, d_new, alpha=-1)
+    return dh
+
+
+class _DeltaChunks(torch.autograd.Function):
+    """The chunk form on ``X`` chunks in step order: ``q, r, w [X, C, K]``, ``z [X, C, V]``, ``g [X, C, 1 or K]`` or None,
+    ``state [N, K, V]``. Returns outputs ``[X, C, V]``, final states and the states before chunks ``[X, K, V]``."""
+
+    @staticmethod
+    @without_autocast
+    def forward(
+        ctx: Any, q: Tensor, r: Tensor, w: Tensor, z: Tensor, g: Tensor | None, state: Tensor, steps: list[int], exclusive: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        V = z.shape[-1]
+        tree = grow(g) if g is not None else None
+        s = scores(q, r, w, tree, exclusive)
+        Rg, Qg, Kg = r, q, w
+        if tree is not None:
+            Rg, Qg, Kg = r * _read_head(tree, exclusive), q * tree.head, w * tree.tail
+        UW = torch.linalg.solve_triangular(s.L, torch.cat([z, Rg], -1), upper=False, unitriangular=True)
+        final = state.clone()
+        h, written = _scan(UW[..., :V], UW[..., V:], Kg, tree, final, steps)
+        o = torch.bmm(s.A, written).baddbmm_(Qg, h)
+        ctx.save_for_backward(q, r, w, g, s.A, s.L, UW, h, written)
+        ctx.steps, ctx.exclusive = steps, exclusive
+        ctx.mark_non_differentiable(h)
+        return o, final, h
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    @without_autocast
+    def backward(ctx: Any, do: Tensor, d_final: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        q, r, w, g, A, L, UW, h, written = ctx.saved_tensors
+        exclusive = ctx.exclusive
+        V = written.shape[-1]
+        W = UW[..., V:]
+        tree = grow(g) if g is not None else None
+        Rg, Qg, Kg = r, q, w
+        if tree is not None:
+            Rg, Qg, Kg = r * _read_head(tree, exclusive), q * tree.head, w * tree.tail
+        do = do.contiguous()
+
+        dA = torch.bmm(do, written.mT)
+        d_solved = torch.empty_like(UW)
+        d_written = torch.bmm(A.mT, do)
+        d_state = d_final.clone(memory_format=torch.contiguous_format)
+        dh = _scan_backward(d_written, torch.bmm(Qg.mT, do), W, Kg, tree, d_state, ctx.steps)
+
+        d_solved[..., :V] = d_written
+        d_solved[..., V:] = torch.bmm(d_written, h.mT).neg_()
+        d_right = torch.linalg.solve_triangular(L.mT, d_solved, upper=True, unitriangular=True)
+        dz, dRg = d_right[..., :V], d_right[..., V:]
+        dL = torch.bmm(d_right, UW.mT).neg_()
+        dQg, dKg = torch.bmm(do, h.mT), torch.bmm(written, dh.mT)
+
+        d = scores_backward(Scores(A, L), dA, dL, q, r, w, tree, exclusive)
+        if tree is None:
+            return d.q + dQg, d.r + dRg, d.w + dKg, dz, None, d_state, None, None
+        dq = torch.addcmul(d.q, dQg, tree.head)
+        dr = torch.addcmul(d.r, dRg, _read_head(tree, exclusive))
+        dw = torch.addcmul(d.w, dKg, tree.tail)
+        d_read = dRg * Rg
+        d_head = torch.addcmul(unshift(d_read) if exclusive else d_read, dQg, Qg)
+        d_tail = dKg * Kg
+        d_total = (h * dh).sum(-1) * tree.total
+        if tree.head.shape[-1] != q.shape[-1]:
+            d_head, d_tail, d_total = d_head.sum(-1, True), d_tail.sum(-1, True), d_total.sum(-1, True)
+        d_head[:, -1] += d_total
+        return dq, dr, dw, dz, decay_gradient(d.levels, d_head, d_tail), d_state, None, None
+
+
+def _fold(x: Tensor, plan: ChunkPlan, HV: int, dtype: torch.dtype) -> Tensor:
+    """``[B, T, H, D]`` as contiguous chunks ``[M * HV, C, D]`` in ``dtype``, heads repeated over value groups."""
+    chunks = plan.pack(x).to(dtype).transpose(1, 2)
+    if (H := chunks.shape[1]) != HV:
+        chunks = chunks.repeat_interleave(HV // H, 1)
+    return chunks.reshape(-1, plan.chunk, chunks.shape[-1])
+
+
+def chunk_delta(
+    row: DeltaRow,
+    x: Operands,
+    *,
+    scale: float,
+    initial_state: Tensor | None = None,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    chunk_size: int = CHUNK,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute an op of the family in chunks.
+
+    Args:
+        row: the op.
+        x: activated operands; decay in natural log.
+        scale: factor of the outputs.
+        initial_state: ``[N, HV, K, V]``, or ``[N, HV, V, K]`` with ``state_v_first``.
+        state_v_first: layout of all states.
+        cu_seqlens: sequence offsets of packed inputs.
+        cu_seqlens_cpu: their copy on the CPU.
+        chunk_size: tokens per chunk, a power of two.
+
+    Returns:
+        Outputs ``[B, T, HV, V]`` and final states ``[N, HV, K, V]`` in the dtype of computation, and (no gradient) the
+        states before chunks, ``[B, NT, HV, K, V]`` or ``[1, M, HV, K, V]`` in sequence order for packed inputs.
+    """
+    B, T, HV, V = x.value.shape
+    K = x.q.shape[-1]
+    dtype = compute_dtype(x.q.dtype)
+    plan = plan_chunks(B, T, chunk_size, x.q.device, cu_seqlens, cu_seqlens_cpu)
+
+    q = _fold(x.q, plan, HV, dtype) * scale
+    w = _fold(x.write, plan, HV, dtype)
+    r = w if x.read is x.write else _fold(x.read, plan, HV, dtype)
+    z = _fold(x.value, plan, HV, dtype)
+    columns = lambda c: c if c.dim() == 4 else c.unsqueeze(-1)  # noqa: E731
+    erase = _fold(columns(x.erase), plan, HV, dtype) if x.erase is not None else None
+    gain = erase
+    if x.gain is not x.erase:
+        gain = _fold(columns(x.gain), plan, HV, dtype) if x.gain is not None else None
+    r = r * erase if erase is not None else r
+    z = z * gain if gain is not None else z
+    g = _fold(columns(x.decay), plan, HV, dtype) if row.decay is not Decay.NONE and x.decay is not None else None
+
+    if initial_state is None:
+        state = q.new_zeros(plan.sequences * HV, K, V)
+    else:
+        state = plan.sort_states(initial_state).to(dtype)
+        state = (state.mT if state_v_first else state).reshape(-1, K, V)
+    steps = [n * HV for n in plan.steps]
+    o, final, h = _DeltaChunks.apply(q, r, w, z, g, state, steps, row.read_time is ReadTime.EXCLUSIVE)
+    o = plan.unpack(o.view(-1, HV, plan.chunk, V).transpose(1, 2))
+    final, h = plan.unsort_states(final.view(-1, HV, K, V)), plan.chunk_states(h.view(-1, HV, K, V))
+    return o, final.mT if state_v_first else final, h.mT if state_v_first else h
+
+
+def fitting_chunk(T: int, cu_seqlens: Tensor | None = None, cu_seqlens_cpu: Tensor | None = None) -> int:
+    """Chunk size for sequences: ``CHUNK``, or the next power of two when all are shorter."""
+    longest = longest_sequence(T, cu_seqlens, cu_seqlens_cpu)
+    return min(CHUNK, 1 << max(0, longest - 1).bit_length())
