@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: MIT
+"""State passes of the vector-decay chunk form over chunks of 32 tokens, forward and reverse.
+
+The state is held transposed, `[V block, K]` in fp32 registers: it and everything on the chain of dependent products are
+then register operands, while the tiles go from memory to the tensor cores without a stop. Norms, scale, decay and beta
+are baked into the tiles by `vector_prep`, so no per-token scalar is read here.
+"""
+
+import triton
+import triton.language as tl
+
+from fla.ops._common.kernels import sequence_at
+from fla.ops._delta.kernels.vector_math import load_tile, store_tile
+
+
+@triton.jit
+def state_ptrs(
+    p, n, h, H, v0, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, BV: tl.constexpr, VFIRST: tl.constexpr
+):
+    """Pointers [BV, KP] into a state [N, H, K, V] (or [N, H, V, K]) and their mask."""
+    cv = v0 + tl.arange(0, BV)[:, None]
+    ck = tl.arange(0, KP)[None, :]
+    base = p + (n.to(tl.int64) * H + h) * (K * V)
+    if VFIRST:
+        at = base + cv * K + ck
+    else:
+        at = base + ck * V + cv
+    return at, (cv < V) & (ck < K)
+
+
+@triton.jit(do_not_specialize=["T", "NT", "H", "STEPS", "NSEG"])
+def vector_scan(
+    tiles,
+    mats,
+    decay,
+    v,
+    o,
+    states,
+    news,
+    h0,
+    ht,
+    cu,
+    offsets,
+    T,
+    NT,
+    H,
+    STEPS,
+    NSEG,
+    K: tl.constexpr,
+    KP: tl.constexpr,
+    V: tl.constexpr,
+    VP: tl.constexpr,
+    BV: tl.constexpr,
+    NM: tl.constexpr,
+    OUT: tl.constexpr,
+    SAVE: tl.constexpr,
+    NEWS: tl.constexpr,
+    INIT: tl.constexpr,
+    FINAL: tl.constexpr,
+    SPLIT: tl.constexpr,
+    VFIRST: tl.constexpr,
+    DT: tl.constexpr,
+    PREC: tl.constexpr,
+    VARLEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    TMA: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """One program per (V block, head, sequence, time segment).
+
+    OUT: write ``o``. SAVE 1 or 2: write the state before each 64 or 32 tokens, transposed, to
+    states [chunk64 * H + h, SAVE, VP, KP]. NEWS: write the new values, transposed, to news [chunk64 * H + h, VP, 64].
+    SPLIT 0: a whole sequence; 1: segment ``program_id(2)`` of STEPS chunks, starting from h0 [n * NSEG + seg, H, V, K];
+    2: as 1, but write the affine map of the segment, [n * NSEG + seg, H, 2 V, K]: the state that a zero one becomes and,
+    below it, the matrix that a state is multiplied with.
+    """
+    NV: tl.constexpr = (VP + KP) // BV if SPLIT == 2 else VP // BV
+    iv = tl.program_id(0) % NV
+    h = tl.program_id(0) // NV
+    n = tl.program_id(1)
+    seg = tl.program_id(2)
+    bos, length, first = sequence_at(cu, offsets, n, T, NT, VARLEN)
+    COLS: tl.constexpr = V % BV != 0
+    v0 = iv * BV
+    ck = tl.arange(0, KP)
+    steps = tl.cdiv(length, 32)
+    if NEWS:
+        steps = tl.cdiv(length, 64) * 2
+    begin = 0
+    end = steps
+    last = True
+    if SPLIT:
+        begin = seg * STEPS
+        end = tl.minimum(begin + STEPS, steps)
+        last = end == steps
+    value = 1.0
+    if SPLIT == 2:
+        value = tl.where(v0 >= VP, 0.0, 1.0)
+        S = tl.where((v0 - VP + tl.arange(0, BV))[:, None] == ck[None, :], 1.0, 0.0)
+        v0 = v0 % VP
+    elif SPLIT == 1:
+        cv = v0 + tl.arange(0, BV)
+        at = h0 + (((n.to(tl.int64) * NSEG + seg) * H + h) * VP + cv[:, None]) * KP + ck[None, :]
+        S = tl.load(at)
+    elif INIT:
+        at, ok = state_ptrs(h0, n, h, H, v0, K, V, KP, BV, VFIRST)
+        S = tl.load(at, mask=ok, other=0.0).to(tl.float32)
+    else:
+        S = tl.zeros((BV, KP), tl.float32)
+    for t in tl.range(begin, end, num_stages=STAGES):
+        w = (first + t // 2) * H + h
+        sub = t % 2
+        tr = w * 192 + sub * 32
+        mr = w * (64 * NM) + sub * 32
+        r0 = bos + t * 32
+        eg = tl.load(decay + (w.to(tl.int64) * 2 + sub) * KP + ck)
+        vt = load_tile(v, r0, length - t * 32, h * V + v0, V - v0, H * V, 32, BV, TMA, ROWS, COLS)
+        kd = load_tile(tiles, tr, 32, 0, KP, KP, 32, KP, TMA, False, False)
+        tm = load_tile(mats, mr, 32, 0, 32, 32, 32, 32, TMA, False, False)
+        ku = load_tile(tiles, tr + 64, 32, 0, KP, KP, 32, KP, TMA, False, False)
+        if OUT:
+            qd = load_tile(tiles, tr + 128, 32, 0, KP, KP, 32, KP, TMA, False, False)
+            am = load_tile(mats, mr + 64, 32, 0, 32, 32, 32, 32, TMA, False, False)
+        Sb = S.to(DT)
+        if SAVE == 2:
+            store_tile(states, Sb, (w * 2 + sub) * VP + v0, BV, 0, KP, KP, BV, KP, TMA, False, False)
+        elif SAVE == 1:
+            if sub == 0:
+                store_tile(states, Sb, w * VP + v0, BV, 0, KP, KP, BV, KP, TMA, False, False)
+        x = tl.trans(vt).to(tl.float32)
+        if SPLIT == 2:
+            x = tl.where(value > 0.0, x, 0.0)
+        x = x - tl.dot(Sb, tl.trans(kd), input_precision=PREC)
+        nv = tl.dot(x.to(DT), tl.trans(tm), input_precision=PREC).to(DT)
+        if NEWS:
+            store_tile(news, nv, w * VP + v0, BV, sub * 32, 64, 64, BV, 32, TMA, False, False)
+        if OUT:
+            oo = tl.dot(Sb, tl.trans(qd), input_precision=PREC)
+            oo = tl.dot(nv, tl.trans(am), oo, input_precision=PREC)
+        S = S * eg[None, :]
+        S = tl.dot(nv, ku, S, input_precision=PREC)
+        if OUT:
+            store_tile(
+                o,
+                tl.trans(oo).to(DT),
+                r0,
+                length - t * 32,
+                h * V + v0,
+                V - v0,
+                H * V,
+                32,
+                BV,
+                TMA and not (ROWS or COLS),
+                ROWS,
+                COLS,
+            )
+    if SPLIT == 2:
+        cv = iv * BV + tl.arange(0, BV)
+        at = ht + (((n.to(tl.int64) * NSEG + seg) * H + h) * (VP + KP) + cv[:, None]) * KP + ck[None, :]
+        tl.store(at, S)
+    elif FINAL:
+        at, ok = state_ptrs(ht, n, h, H, v0, K, V, KP, BV, VFIRST)
+        tl.store(at, S, mask=ok & last)
+
+
+@triton.jit(do_not_specialize=["H", "NSEG"])
+def vector_merge(
+    maps,
+    entries,
+    h0,
+    H,
+    NSEG,
+    K: tl.constexpr,
+    KP: tl.constexpr,
+    V: tl.constexpr,
+    VP: tl.constexpr,
+    BV: tl.constexpr,
+    INIT: tl.constexpr,
+    VFIRST: tl.constexpr,
+    PREC: tl.constexpr,
+):
+    """Entry states of the time segments, transposed: apply the segments' affine maps one after another."""
+    v0 = tl.program_id(0) * BV
+    h = tl.program_id(1)
+    n = tl.program_id(2)
+    cv = v0 + tl.arange(0, BV)
+    ck = tl.arange(0, KP)
+    if INIT:
+        at, ok = state_ptrs(h0, n, h, H, v0, K, V, KP, BV, VFIRST)
+        S = tl.load(at, mask=ok, other=0.0).to(tl.float32)
+    else:
+        S = tl.zeros((BV, KP), tl.float32)
+    for seg in tl.range(0, NSEG, num_stages=2):
+        e = (n.to(tl.int64) * NSEG + seg) * H + h
+        tl.store(entries + (e * VP + cv[:, None]) * KP + ck[None, :], S)
+        m = maps + e * ((VP + KP) * KP)
+        shift = tl.load(m + cv[:, None] * KP + ck[None, :])
+        mat = tl.load(m + (VP + ck[:, None]) * KP + ck[None, :])
+        S = shift + tl.dot(S, mat, input_precision=PREC)
+
+
+@triton.jit(do_not_specialize=["T", "NT", "H"])
+def vector_scan_bwd(
+    tiles,
+    mats,
+    decay,
+    do,
+    dv,
+    exits,
+    ys,
+    dht,
+    dh0,
+    cu,
+    offsets,
+    T,
+    NT,
+    H,
+    K: tl.constexpr,
+    KP: tl.constexpr,
+    V: tl.constexpr,
+    VP: tl.constexpr,
+    BV: tl.constexpr,
+    INIT: tl.constexpr,
+    FINAL: tl.constexpr,
+    VFIRST: tl.constexpr,
+    DT: tl.constexpr,
+    PREC: tl.constexpr,
+    VARLEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    TMA: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Reverse scan of the state's gradient, one program per (V block, head, sequence).
+
+    With ``X`` the gradient of the state after a chunk: ``dV = A^T dO + ku X``, ``y = T^T dV`` (gradient of the new
+    values), ``dv = beta y`` (final) and ``X <- e^(G_L) X + qd^T dO - kd^T dv``. Writes ``dv``, ``y`` transposed to
+    ys [chunk64 * H + h, VP, 64] and X after each 64 tokens to exits [chunk64 * H + h, VP, KP].
+    INIT: write ``dh0``; FINAL: start from ``dht``.
+    """
+    NV: tl.constexpr = VP // BV
+    iv = tl.program_id(0) % NV
+    h = tl.program_id(0) // NV
+    n = tl.program_id(1)
+    bos, length, first = sequence_at(cu, offsets, n, T, NT, VARLEN)
+    COLS: tl.constexpr = V % BV != 0
+    v0 = iv * BV
+    ck = tl.arange(0, KP)
+    if FINAL:
+        at, ok = state_ptrs(dht, n, h, H, v0, K, V, KP, BV, VFIRST)
+        X = tl.load(at, mask=ok, other=0.0).to(tl.float32)
+    else:
+        X = tl.zeros((BV, KP), tl.float32)
+    steps = tl.cdiv(length, 64) * 2
+    for s in tl.range(0, steps, num_stages=STAGES):
+        t = steps - 1 - s
+        w = (first + t // 2) * H + h
+        sub = t % 2
+        tr = w * 192 + sub * 32
+        mr = w * 192 + sub * 32
+        r0 = bos + t * 32
+        eg = tl.load(decay + (w.to(tl.int64) * 2 + sub) * KP + ck)
+        dot = load_tile(do, r0, length - t * 32, h * V + v0, V - v0, H * V, 32, BV, TMA, ROWS, COLS)
+        ku = load_tile(tiles, tr + 64, 32, 0, KP, KP, 32, KP, TMA, False, False)
+        am = load_tile(mats, mr + 64, 32, 0, 32, 32, 32, 32, TMA, False, False)
+        tb = load_tile(mats, mr, 32, 0, 32, 32, 32, 32, TMA, False, False)
+        qd = load_tile(tiles, tr + 128, 32, 0, KP, KP, 32, KP, TMA, False, False)
+        kd = load_tile(tiles, tr, 32, 0, KP, KP, 32, KP, TMA, False, False)
+        tm = load_tile(mats, mr + 128, 32, 0, 32, 32, 32, 32, TMA, False, False)
+        Xb = X.to(DT)
+        if sub == 1:
+            store_tile(exits, Xb, w * VP + v0, BV, 0, KP, KP, BV, KP, TMA, False, False)
+        dT = tl.trans(dot)
+        dn = tl.dot(Xb, tl.trans(ku), input_precision=PREC)
+        dn = tl.dot(dT, am, dn, input_precision=PREC).to(DT)
+        dr = tl.dot(dn, tb, input_precision=PREC)
+        X = X * eg[None, :]
+        X = tl.dot(dT, qd, X, input_precision=PREC)
+        X = tl.dot((-dr).to(DT), kd, X, input_precision=PREC)
+        y = tl.dot(dn, tm, input_precision=PREC).to(DT)
+        store_tile(ys, y, w * VP + v0, BV, sub * 32, 64, 64, BV, 32, TMA, False, False)
+        store_tile(
+            dv,
+            tl.trans(dr).to(DT),
+            r0,
+            length - t * 32,
+            h * V + v0,
+            V - v0,
+            H * V,
+            32,
+            BV,
+            TMA and not (ROWS or COLS),
+            ROWS,
+            COLS,
+        )
+    if INIT:
+        at, ok = state_ptrs(dh0, n, h, H, v0, K, V, KP, BV, VFIRST)
+        tl.store(at, X, mask=ok)

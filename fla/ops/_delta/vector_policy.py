@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: MIT
+"""Launch policy of the vector-decay kernels: a pure rule, no tuning and no GPU needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fla.ops._common.policy import Chip, Launch, pow2
+
+
+@dataclass(frozen=True)
+class VectorPlan:
+    """How one call is launched.
+
+    Attributes:
+        kp, vp: padded head dimensions.
+        kb: channels that `vector_prep` holds at a time.
+        bv, bv_bwd, bv_map: V blocks of the scan, the reverse scan and the summary of a time segment.
+        gkb, gns: channels of a slice of the gradient kernel and slices a program takes.
+        vb: V block of the gradient kernel.
+        segments: parts along time (1: no split).
+        tma: copy tiles by descriptor.
+        score: operand type of the scores, "bf16", "fp16" or "fp32".
+        prec: ``input_precision`` of fp32 products; gprec and iprec: of the sums of gates and of the inverse.
+    """
+
+    kp: int
+    vp: int
+    kb: int
+    bv: int
+    bv_bwd: int
+    bv_map: int
+    gkb: int
+    gns: int
+    vb: int
+    segments: int
+    tma: bool
+    score: str
+    gscore: str
+    prec: str
+    gprec: str
+    iprec: str
+    prep: Launch
+    scan: Launch
+    scan_bwd: Launch
+    grad: Launch
+    merge: Launch
+
+
+def plan(
+    chip: Chip,
+    dtype: str,
+    K: int,
+    V: int,
+    *,
+    sequences: int,
+    heads: int,
+    length: int,
+    exact: bool,
+    normed: bool,
+    varlen: bool = False,
+    aligned: bool = True,
+) -> VectorPlan:
+    """The plan of a call: ``dtype`` of q, k, v ("bfloat16", "float16", "float32"), head dims, number and length of the
+    sequences, value heads, whether any gate must be exact, whether q and k are normed in the op."""
+    half = dtype != "float32"
+    interpreter = chip.vendor == "interpreter"
+    kp, vp = pow2(K), pow2(V)
+    tma = half and aligned and chip.descriptors
+    if half:
+        # The fixed anchor needs bf16's exponents. The tree's factors are at most 1: fp16 keeps its mantissa there.
+        score = "fp16" if exact and dtype == "float16" else "bf16"
+        gscore = "bf16"
+        prec, gprec = "tf32", "fp16"
+        iprec = "fp16" if normed else chip.wide
+    else:
+        score = gscore = "fp32"
+        prec = gprec = iprec = chip.exact
+    if interpreter:
+        # bf16 products are wrong in the interpreter
+        gscore = "fp32"
+        score = "fp32" if score == "bf16" else score
+        prec = "ieee"
+        gprec = "fp16" if half else "ieee"
+        iprec = "fp16" if half and normed else "ieee"
+    wide = kp > 128
+    kb = min(kp, 128 if half and not exact else 64)
+    bv = min(vp, 64 if half else 32)
+    bv_bwd = min(vp, (64 if wide else 128) if half and tma else 32)
+    gkb = min(kp, 64 if half and not exact else 32)
+    vb = min(vp, 128 if half else 32)
+    programs = sequences * heads * (vp // bv)
+    segments = 1
+    # The summaries cost more than the scan, so split only where it fills an idle chip.
+    if not interpreter and not wide and (sequences == 1 or not varlen):
+        parts = min(2 * chip.sms // max(programs, 1), length // 2048, 16)
+        segments = parts if parts >= 4 else 1
+    return VectorPlan(
+        kp=kp,
+        vp=vp,
+        kb=kb,
+        bv=bv,
+        bv_bwd=bv_bwd,
+        bv_map=min(kp, vp, 64 if half else 32),
+        gkb=gkb,
+        gns=1,
+        vb=vb,
+        segments=segments,
+        tma=tma,
+        score=score,
+        gscore=gscore,
+        prec=prec,
+        gprec=gprec,
+        iprec=iprec,
+        prep=Launch(4, 1, 168 if half and not exact else None),
+        scan=Launch(4, 3 if tma and not wide else 2),
+        scan_bwd=Launch(8 if bv_bwd >= 128 else 4, 3 if tma and not wide else 2),
+        grad=Launch(4, 1),
+        merge=Launch(4, 2),
+    )
