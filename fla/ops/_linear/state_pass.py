@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from fla.ops._common.chunking import ChunkPlan
+from fla.ops._common.varlen import ChunkPlan
 
 __all__ = ["pass_gradients", "pass_states"]
 
@@ -26,12 +28,13 @@ def pass_states(
         The state at the start of each chunk ``[M, H, K, V]`` and at the end of each sequence ``[N, H, K, V]``.
     """
     starts = torch.empty_like(increments)
-    shape = (plan.num_sequences, *increments.shape[1:])
+    shape = (plan.sequences, *increments.shape[1:])
     state = increments.new_zeros(shape) if initial is None else initial.clone(memory_format=torch.contiguous_format)
-    for begin, count in zip(plan.starts, plan.active, strict=True):
-        chunk, live = slice(begin, begin + count), state[:count]
-        starts[chunk] = live
-        _advance(live, increments[chunk], None if decay is None else decay[chunk])
+    steps = plan.steps
+    for start, add, keep in zip(starts.split(steps), increments.split(steps), _split(decay, steps), strict=True):
+        live = state[: start.shape[0]]
+        start.copy_(live)
+        _advance(live, add, keep)
     return starts, state
 
 
@@ -50,13 +53,19 @@ def pass_gradients(
         The gradient at the end of each chunk ``[M, H, K, V]`` and at the start of each sequence ``[N, H, K, V]``.
     """
     ends = torch.empty_like(increments)
-    shape = (plan.num_sequences, *increments.shape[1:])
+    shape = (plan.sequences, *increments.shape[1:])
     grad = increments.new_zeros(shape) if final is None else final.clone(memory_format=torch.contiguous_format)
-    for begin, count in zip(reversed(plan.starts), reversed(plan.active), strict=True):
-        chunk, live = slice(begin, begin + count), grad[:count]
-        ends[chunk] = live
-        _advance(live, increments[chunk], None if decay is None else decay[chunk])
+    steps = plan.steps
+    parts = (ends.split(steps), increments.split(steps), _split(decay, steps))
+    for end, add, keep in zip(*(reversed(part) for part in parts), strict=True):
+        live = grad[: end.shape[0]]
+        end.copy_(live)
+        _advance(live, add, keep)
     return ends, grad
+
+
+def _split(decay: Tensor | None, steps: Sequence[int]) -> Sequence[Tensor | None]:
+    return [None] * len(steps) if decay is None else decay.split(steps)
 
 
 def _advance(state: Tensor, increment: Tensor, decay: Tensor | None) -> None:

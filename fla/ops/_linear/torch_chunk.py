@@ -7,24 +7,21 @@ float32, and float64 for float64 inputs. Nothing here is atomic, so equal calls 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
 from torch import Tensor
 
-from fla.ops._common.chunking import ChunkPlan, make_plan
+from fla.ops._common.gates import compute_dtype, without_autocast
+from fla.ops._common.varlen import ChunkPlan, host_offsets, longest_sequence, plan_chunks
+from fla.ops._linear.layout import to_chunks, to_tokens
 from fla.ops._linear.torch_recurrent import step
 from fla.ops._linear.torch_scalar import ScalarChunks
 from fla.ops._linear.torch_vector import VectorChunks
 
 __all__ = ["linear_attention"]
 
-
-def _chunk_size(length: int) -> int:
-    """Rows per chunk: 64, and less for shorter sequences; a power of two from 16 on."""
-    return min(64, max(16, 1 << max(0, length - 1).bit_length()))
+CHUNK, SMALLEST = 64, 16  # Powers of two.
 
 
+@without_autocast
 def linear_attention(
     q: Tensor,
     k: Tensor,
@@ -39,7 +36,8 @@ def linear_attention(
     output_final_state: bool = False,
     reverse: bool = False,
     state_v_first: bool = False,
-    offsets: Sequence[int] | None = None,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Run the recurrence over ``[B, T, H, *]`` inputs. Arguments are already validated.
 
@@ -55,85 +53,89 @@ def linear_attention(
         output_final_state: whether to return the final states.
         reverse: run from the last token of each sequence to the first.
         state_v_first: layout of both states.
-        offsets: boundaries of packed sequences, of which there are N; None: N = B.
+        cu_seqlens: boundaries of N packed sequences ``[N + 1]``; None: N = B.
+        cu_seqlens_cpu: their copy on the host, which saves waiting for the device.
 
     Returns:
         ``o`` ``[B, T, H, V]`` in the dtype of `q`, and the final states in float32 (float64 for float64) or None.
     """
-    # Products of half-precision operands are not what is promised above.
-    with torch.autocast(q.device.type, enabled=False):
-        return _linear_attention(
-            q,
-            k,
-            v,
-            q.shape[-1] ** -0.5 if scale is None else scale,
-            _sum(g, g_gamma, q),
-            gk,
-            gv,
-            initial_state,
-            output_final_state,
-            reverse,
-            state_v_first,
-            offsets,
-        )
-
-
-def _sum(g: Tensor | None, g_gamma: Tensor | None, q: Tensor) -> Tensor | None:
-    if g_gamma is None:
-        return g
-    fixed = g_gamma.detach().to(torch.float64 if q.dtype is torch.float64 else torch.float32)
-    return fixed.expand(q.shape[:3]) if g is None else g + fixed
-
-
-def _linear_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    g: Tensor | None,
-    gk: Tensor | None,
-    gv: Tensor | None,
-    initial_state: Tensor | None,
-    output_final_state: bool,
-    reverse: bool,
-    state_v_first: bool,
-    offsets: Sequence[int] | None,
-) -> tuple[Tensor, Tensor | None]:
-    B, T = q.shape[:2]
-    one_each = T == 1 if offsets is None else B == 1 and len(offsets) == T + 1 and offsets == list(range(T + 1))
-    if one_each:
-        time = 1 if offsets is None else 0
-        rows = (None if x is None else x.squeeze(time) if offsets is None else x[0] for x in (q, k, v, g, gk, gv))
-        q1, k1, v1, g1, gk1, gv1 = rows
-        assert q1 is not None and k1 is not None and v1 is not None
-        o, final = step(
-            q1, k1, v1, scale=scale, g=g1, gk=gk1, gv=gv1, state=initial_state, state_v_first=state_v_first
-        )
-        return o.unsqueeze(time), final if output_final_state else None
-
-    longest = T if offsets is None else max((b - a for a, b in zip(offsets, offsets[1:], strict=False)), default=0)
-    plan = make_plan(B, T, _chunk_size(longest), q.device, offsets, reverse)
-    dtype = torch.float64 if q.dtype is torch.float64 else torch.float32
+    dtype = compute_dtype(q.dtype)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if g_gamma is not None:
+        fixed = g_gamma.detach().to(dtype)
+        g = fixed.expand(q.shape[:3]) if g is None else g + fixed
     if g is not None and gv is not None:
         g, gv = None, gv + g.unsqueeze(-1)
     elif g is not None and gk is not None:
         g, gk = None, gk + g.unsqueeze(-1)
-    initial = None if initial_state is None else _state_in(plan, initial_state, dtype, state_v_first)
-    packed = [plan.pack(x, dtype) for x in (q, k, v)]
+    inputs = (q, k, v, g, gk, gv)
+    time = _only_tokens(q.shape[1], cu_seqlens, cu_seqlens_cpu)
+    if time is not None:
+        # Every sequence is one token: each row of the other axis is a step of its own.
+        return _decode(inputs, time, scale, initial_state, output_final_state, state_v_first)
+    state = initial_state
+    if reverse:
+        inputs = tuple(None if x is None else x.flip(1) for x in inputs)
+        if cu_seqlens is not None:
+            # The last sequence comes first now.
+            cu_seqlens, cu_seqlens_cpu = (
+                None if x is None else q.shape[1] - x.flip(0) for x in (cu_seqlens, cu_seqlens_cpu)
+            )
+            state = None if state is None else state.flip(0)
+    size = _chunk_size(longest_sequence(q.shape[1], cu_seqlens, cu_seqlens_cpu))
+    plan = plan_chunks(*q.shape[:2], size, q.device, cu_seqlens, cu_seqlens_cpu)
+    if state is not None:
+        state = plan.sort_states(state.to(dtype))
+        state = state.mT if state_v_first else state
+    out, final = _chunks(plan, scale, *(None if x is None else to_chunks(x, plan, dtype) for x in inputs), state)
+    o = to_tokens(out, plan, q.dtype)
+    o = o.flip(1) if reverse else o
+    if not output_final_state:
+        return o, None
+    final = plan.unsort_states(final)
+    if reverse and cu_seqlens is not None:
+        final = final.flip(0)
+    return o, final.mT.contiguous() if state_v_first else final
+
+
+def _only_tokens(T: int, cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None) -> int | None:
+    """The axis of time (of length 1), or of packed tokens, when no sequence is longer than one token; else None."""
+    if cu_seqlens is None:
+        return 1 if T == 1 else None
+    if cu_seqlens.shape[0] != T + 1 or T == 0:
+        return None
+    return 0 if host_offsets(cu_seqlens, cu_seqlens_cpu) == tuple(range(T + 1)) else None
+
+
+def _decode(
+    inputs: tuple[Tensor | None, ...],
+    time: int,
+    scale: float,
+    state: Tensor | None,
+    output_final_state: bool,
+    state_v_first: bool,
+) -> tuple[Tensor, Tensor | None]:
+    q, k, v, g, gk, gv = (None if x is None else x.squeeze(time) for x in inputs)
+    assert q is not None and k is not None and v is not None
+    o, new = step(q, k, v, scale=scale, g=g, gk=gk, gv=gv, state=state, state_v_first=state_v_first)
+    return o.unsqueeze(time), new if output_final_state else None
+
+
+def _chunk_size(longest: int) -> int:
+    return min(CHUNK, max(SMALLEST, 1 << max(0, longest - 1).bit_length()))
+
+
+def _chunks(
+    plan: ChunkPlan,
+    scale: float,
+    q: Tensor | None,
+    k: Tensor | None,
+    v: Tensor | None,
+    g: Tensor | None,
+    gk: Tensor | None,
+    gv: Tensor | None,
+    state: Tensor | None,
+) -> tuple[Tensor, Tensor]:
     if gk is None and gv is None:
-        out, final = ScalarChunks.apply(plan, scale, *packed, None if g is None else plan.pack(g, dtype), initial)
-    else:
-        gates = (None if x is None else plan.pack(x, dtype) for x in (gk, gv))
-        out, final = VectorChunks.apply(plan, scale, *packed, *gates, initial)
-    o = plan.unpack(out, q.dtype)
-    return o, _state_out(plan, final, state_v_first) if output_final_state else None
-
-
-def _state_in(plan: ChunkPlan, state: Tensor, dtype: torch.dtype, v_first: bool) -> Tensor:
-    state = plan.pack_state(state.to(dtype))
-    return state.mT if v_first else state
-
-
-def _state_out(plan: ChunkPlan, state: Tensor, v_first: bool) -> Tensor:
-    state = plan.unpack_state(state)
-    return state.mT.contiguous() if v_first else state
+        return ScalarChunks.apply(plan, scale, q, k, v, g, state)  # type: ignore[no-any-return]
+    return VectorChunks.apply(plan, scale, q, k, v, gk, gv, state)  # type: ignore[no-any-return]

@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from fla.ops._common.chunking import ChunkPlan
+from fla.ops._common.gates import without_autocast
+from fla.ops._common.varlen import ChunkPlan
 from fla.ops._linear.state_pass import pass_gradients, pass_states
 
 __all__ = ["ScalarChunks"]
@@ -66,6 +67,7 @@ class ScalarChunks(torch.autograd.Function):
     """``(plan, scale, q, k, v, g, initial) -> (o, final)`` in chunk layout; `g` ``[M, H, C]`` or None."""
 
     @staticmethod
+    @without_autocast
     def forward(
         ctx: Any, plan: ChunkPlan, scale: float, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, initial: Tensor | None
     ) -> tuple[Tensor, Tensor]:
@@ -89,6 +91,7 @@ class ScalarChunks(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @without_autocast
     def backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         q, k, v, scores, states, tile, from_start = ctx.saved_tensors
         do = v.new_zeros(v.shape) if do is None else do * ctx.scale

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fla.ops._common.chunking import ChunkPlan
+from fla.ops._common.gates import without_autocast
+from fla.ops._common.varlen import ChunkPlan
 from fla.ops._linear.state_pass import pass_gradients, pass_states
 
 __all__ = ["VectorChunks"]
@@ -196,6 +197,7 @@ class VectorChunks(torch.autograd.Function):
     """``(plan, scale, q, k, v, gk, gv, initial) -> (o, final)`` in chunk layout; at least one of the gates is given."""
 
     @staticmethod
+    @without_autocast
     def forward(
         ctx: Any,
         plan: ChunkPlan,
@@ -240,6 +242,7 @@ class VectorChunks(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @without_autocast
     def backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         q, k, v, gk, gv, A, states, key_start, value_start = ctx.saved_tensors
         heads = states.shape[:2]
