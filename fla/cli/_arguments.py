@@ -58,7 +58,9 @@ def find_function(name: str) -> Callable[..., Any]:
             raise
         raise CliError(f"there is no module fla.ops.{module}; `fla ops` lists what there is") from None
     if not callable(getattr(room, function, None)):
-        raise CliError(f"fla.ops.{module} has no function {function!r}; `fla ops --filter {module}` lists its functions")
+        raise CliError(
+            f"fla.ops.{module} has no function {function!r}; `fla ops --filter {module}` lists its functions"
+        )
     result: Callable[..., Any] = getattr(room, function)
     return result
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fla.cli._output import CliError
+
 # What `--require` may name -> torch device type. ROCm builds of torch call their device "cuda".
 PLATFORMS = {"cuda": "cuda", "rocm": "cuda", "xpu": "xpu", "npu": "npu", "cpu": "cpu"}
 
@@ -59,6 +61,28 @@ def _cpu_name() -> str:
     import platform
 
     return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+
+
+def usable_device(name: str) -> Any:
+    """The torch device `name` means (`auto`: the first accelerator, else the CPU), after one tensor was put on it.
+
+    Raises:
+        CliError: there is no such device (exit code 3).
+    """
+    import torch
+
+    if name == "auto":
+        first = devices()[0]
+        name = first["type"] if first["index"] is None else f"{first['type']}:{first['index']}"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise CliError(f"--device {name} cannot be used: {reason}", 3) from None
+    if device.type == "meta":
+        raise CliError("--device meta holds no data, nothing can run on it", 3)
+    return device
 
 
 def triton_facts() -> dict[str, Any]:

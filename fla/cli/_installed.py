@@ -41,7 +41,7 @@ def fold(name: str) -> str:
 def distributions(path: list[str] | None = None) -> dict[str, list[metadata.Distribution]]:
     """Every installed distribution by folded name; more than one entry means installed in several places."""
     found: dict[str, list[metadata.Distribution]] = {}
-    for dist in metadata.distributions(**({} if path is None else {"path": path})):
+    for dist in metadata.distributions(path=sys.path if path is None else path):
         name = dist.metadata["Name"] if dist.metadata else None
         if name:
             found.setdefault(fold(name), []).append(dist)
@@ -77,7 +77,7 @@ def other_copies(installed: dict[str, list[metadata.Distribution]], ours: Path) 
         installed: from `distributions`.
         ours: the folder of the `fla` package that is running.
     """
-    found = []
+    found: list[dict[str, Any]] = []
     for name in ("fla", "fla-core", OURS):
         for dist in installed.get(name, []):
             place = Path(str(dist.locate_file(""))).resolve()

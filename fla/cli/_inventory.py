@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import fla
+from fla.models._index import FAMILIES
 
 KINDS = ("ops", "layers", "modules", "models")
 ROOT = Path(fla.__file__).resolve().parent
@@ -45,6 +48,9 @@ def static_entries(kinds: tuple[str, ...] = KINDS) -> list[Entry]:
     """Every public name of the asked kinds, in order of module and name."""
     entries: list[Entry] = []
     for kind in kinds:
+        if kind == "models":
+            entries.extend(_model_entries())
+            continue
         for room in _rooms(kind):
             try:
                 names = public_names(room)
@@ -53,6 +59,18 @@ def static_entries(kinds: tuple[str, ...] = KINDS) -> list[Entry]:
                 continue
             entries.extend(_entry(kind, room, name) for name in names)
     return entries
+
+
+def _model_entries() -> Iterator[Entry]:
+    """Model classes are built from the rows of families, so these are read instead; they are data and import nothing."""
+    for family in FAMILIES:
+        room = f"fla.models.{family.package}"
+        fields = importlib.import_module(room).FAMILY.fields
+        config, causal, base = family.names
+        signature = ", ".join(f"{name}={default!r}" for name, default in fields.items())
+        yield Entry("models", config, room, room, signature=f"{config}({signature}, **kwargs)", summary="configuration")
+        yield Entry("models", causal, room, room, signature=f"{causal}(config)", summary="language model")
+        yield Entry("models", base, room, room, signature=f"{base}(config)", summary="decoder without a head")
 
 
 def _rooms(kind: str) -> Iterator[str]:
@@ -72,7 +90,7 @@ def _entry(kind: str, room: str, name: str) -> Entry:
     if found is None:
         return entry
     entry.defined_in, node = found
-    entry.summary = (ast.get_docstring(node) or "").partition("\n")[0]
+    entry.summary = _plain((ast.get_docstring(node) or "").partition("\n")[0])
     function = node
     if isinstance(node, ast.ClassDef):
         inits = [n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
@@ -84,7 +102,7 @@ def _entry(kind: str, room: str, name: str) -> Entry:
     parameters = {a.arg for a in [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]}
     entry.varlen = "cu_seqlens" in parameters
     entry.state = "initial_state" in parameters
-    entry.context_parallel = "cp_context" in parameters
+    entry.context_parallel = "cp_context" in parameters and not _refuses_context_parallel(entry.defined_in)
     for decorator in function.decorator_list:
         if isinstance(decorator, ast.Call) and _name_of(decorator.func) == "dispatch" and decorator.args:
             entry.operation = _string(decorator.args[0])
@@ -92,6 +110,16 @@ def _entry(kind: str, room: str, name: str) -> Entry:
             if any(k.arg == "triton" and _string(k.value) for k in decorator.keywords):
                 entry.paths.append("triton")
     return entry
+
+
+def _plain(text: str) -> str:
+    """A docstring line without reStructuredText roles and double back-quotes."""
+    return re.sub(r":\w+:`~?([^`]+)`", r"\1", text).replace("``", "`")
+
+
+def _refuses_context_parallel(module: str) -> bool:
+    """Whether the op's checks refuse every `cp_context`: the parameter is there for its place in the signature."""
+    return any(isinstance(n, ast.Call) and _name_of(n.func) == "check_no_cp" for n in ast.walk(_tree(module)))
 
 
 def public_names(module: str) -> list[str]:

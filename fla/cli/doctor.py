@@ -13,7 +13,7 @@ from typing import Any
 
 import fla
 from fla.cli import _installed
-from fla.cli._output import Output, add_json_option, print_json
+from fla.cli._output import add_json_option, print_json
 
 BROKEN = 1
 NO_DEVICE = 3

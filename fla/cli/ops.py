@@ -57,10 +57,16 @@ def _add_live_facts(entries: list[Entry]) -> None:
     for entry in entries:
         try:
             thing = getattr(importlib.import_module(entry.module), entry.name)
-            entry.signature = f"{entry.name}{inspect.signature(thing)}" if entry.signature else None
+            entry.signature = f"{entry.name}{_bare(inspect.signature(thing))}" if entry.signature else None
         except (Exception, SystemExit) as error:
             entry.error = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         entry.backends = candidates.get(entry.operation or "", [])
+
+
+def _bare(signature: inspect.Signature) -> inspect.Signature:
+    """Without annotations, which make the line unreadable."""
+    parameters = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    return signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
 
 
 def _candidates() -> dict[str, list[str]]:
@@ -71,6 +77,10 @@ def _candidates() -> dict[str, list[str]]:
 def _table(entries: list[Entry], signatures: bool) -> tuple[list[str], list[list[Any]]]:
     if signatures:
         return ["module", "signature"], [[e.module, e.signature or e.name] for e in entries]
+    if any(e.kind != "ops" for e in entries):
+        return ["kind", "module", "name", "what it is"], [
+            [e.kind, e.module, e.name, e.error or e.summary.rstrip(".")] for e in entries
+        ]
     columns = ["module", "name", "operation", "core", "backends", "varlen", "state", "cp", "note"]
     return columns, [
         [

@@ -4,7 +4,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import packaging.requirements  # noqa: F401  (sys.path is replaced below)
+import packaging.requirements
 import packaging.specifiers  # noqa: F401
 import pytest
 

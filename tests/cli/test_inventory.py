@@ -7,7 +7,7 @@ from fla.cli import _inventory
 from fla.cli._inventory import public_names, resolve, static_entries
 
 SOURCES = {
-    "ops/kda/__init__.py": 'from fla.ops.kda.chunk import chunk_kda\nfrom .gate import gate\n__all__ = ["chunk_kda", "gate"]\n',
+    "ops/kda/__init__.py": 'from fla.ops.kda.chunk import chunk_kda\nfrom .gate import gate\n__all__ = "chunk_kda", "gate"\n',
     "ops/kda/chunk.py": '''
 from fla.backends import dispatch
 @dispatch("kda", validate=None, triton="fla.ops._delta.entry:chunk_kda")
@@ -21,9 +21,7 @@ def chunk_kda(q: int, k, v, scale=None, initial_state=None, *, cu_seqlens=None, 
     "ops/_delta/__init__.py": "def hidden(): ...\n",
     "ops/bad/__init__.py": "def broken(:\n",
     "layers/__init__.py": '_LAZY = {"KimiDeltaAttention": "fla.layers.kda"}\n__all__ = [*_LAZY]\n',
-    "layers/kda.py": "class KimiDeltaAttention:\n    def __init__(self, hidden_size=2048, *, mode='chunk', **kwargs): ...\n",
-    "models/__init__.py": '_ROWS = {".kda": ("KDAModel", "KDAConfig")}\n__all__ = sorted(n for ns in _ROWS.values() for n in ns)\n',
-    "models/kda.py": "class KDAModel: ...\nclass KDAConfig: ...\n",
+    "layers/kda.py": "class KimiDeltaAttention:\n  def __init__(self, hidden_size=2048, *, mode='chunk', **kwargs): ...\n",
     "modules/__init__.py": "from fla.modules.norm import RMSNorm, _hidden\n",
     "modules/norm.py": "class RMSNorm: ...\ndef _hidden(): ...\n",
 }
@@ -69,3 +67,9 @@ def test_relative_imports_and_lazy_tables_are_followed(package):
 
 def test_private_names_are_left_out_where_there_is_no_list(package):
     assert public_names("fla.modules") == ["RMSNorm"]
+
+
+def test_model_classes_come_from_the_families():
+    names = {e.name: e for e in static_entries(("models",))}
+    assert {"KDAConfig", "KDAForCausalLM", "KDAModel"} <= set(names)
+    assert "hidden_size=2048" in (names["KDAConfig"].signature or "")

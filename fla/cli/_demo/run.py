@@ -13,12 +13,14 @@ from typing import Any, TextIO
 import torch
 
 import fla
+from fla.backends import Trace, trace
 from fla.cli._demo.corpus import Bytes, Corpus, load_corpus
 from fla.cli._demo.ngram import BIGRAM, ORDER_3, NgramModel
 from fla.cli._demo.progress import progress
 from fla.cli._demo.report import draw_curve, thinned, write_metrics
 from fla.cli._demo.speak import Speech, speak
 from fla.cli._demo.train import Curve, Interrupt, Recipe, bits_per_byte, build_model, held_out_windows, train
+from fla.cli._devices import usable_device
 from fla.cli._output import CliError, Output
 from fla.models import KDAForCausalLM
 
@@ -33,7 +35,7 @@ _EVALUATION_BYTES = 1 << 17
 def run_demo(args: argparse.Namespace, stream: TextIO) -> dict[str, Any]:
     """Run the demo; text for people goes to `stream`, files to `args.out`. Returns what `metrics.json` holds."""
     out = Output(stream)
-    device = _device(args.device)
+    device = usable_device(args.device)
     folder = _folder(args.out)
     corpus = load_corpus(args.text)
     recipe = RECIPES[args.size]
@@ -49,7 +51,7 @@ def run_demo(args: argparse.Namespace, stream: TextIO) -> dict[str, Any]:
 
     interrupt = Interrupt()
     metrics = _facts(args, corpus, recipe, device, parameters)
-    with interrupt.listening(), fla.backends.trace() as calls:
+    with interrupt.listening(), trace() as calls:
         with progress(out, args.seconds) as on_step:
             curve = train(
                 model, corpus.train, recipe, seconds=args.seconds, seed=args.seed, interrupt=interrupt, on_step=on_step
@@ -73,16 +75,6 @@ def run_demo(args: argparse.Namespace, stream: TextIO) -> dict[str, Any]:
     if interrupt.asked:
         out.line("Interrupted: what existed was saved.")
     return metrics
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise CliError(f"--device {name} cannot be used: {reason}", 3) from None
-    return device
 
 
 def _folder(path: Path) -> Path:
@@ -181,9 +173,12 @@ def _talk(
     }
 
 
-def _ops(calls: Any) -> list[dict[str, Any]]:
+def _ops(calls: Trace) -> list[dict[str, Any]]:
     """Op, backend and number of calls of everything that was dispatched, most calls first."""
-    raise NotImplementedError
+    return [
+        {"op": f"{operation}.{function}", "backend": backend or "(raised)", "calls": count}
+        for (operation, function, backend), count in calls.counts().most_common()
+    ]
 
 
 def _show_ops(out: Output, ops: list[dict[str, Any]]) -> None:

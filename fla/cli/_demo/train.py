@@ -153,7 +153,8 @@ def _rate(progress: float, recipe: Recipe) -> float:
 
 def _parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Matrices decay; norms, biases and the parameters that ask not to (`_no_weight_decay`) do not."""
-    decayed, others = [], []
+    decayed: list[torch.nn.Parameter] = []
+    others: list[torch.nn.Parameter] = []
     for parameter in model.parameters():
         plain = parameter.dim() < 2 or getattr(parameter, "_no_weight_decay", False)
         (others if plain else decayed).append(parameter)
