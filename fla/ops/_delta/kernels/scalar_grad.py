@@ -3,13 +3,13 @@
 
 With S the state before the chunk, X the gradient of the state after it, u the new values and dr = dv:
 
-    E = tril(do u^T) rq_i rk_j e^(G_i - G_j);   F = -stril(dr u^T) rk_i rk_j e^(G_i - G_j);   kb = beta k
-    Q = cq do S^T + E kb;   R = -ck dr S^T + F kb;   W = rk e^(G_L - G) u X^T + E^T q + F^T k
-    dq = Q - norm part;     dk = R + beta W - norm part;     dbeta = k . W
-    dG = q . Q + k . R - kb . W;   dG_last += e^(G_L) <S, X> + sum kb . (rk e^(G_L - G) u X^T);   dg = reverse cumsum
+    E = tril(do u^T) rq_i rk_j beta_j e^(G_i - G_j);   F = -stril(dr u^T) rk_i rk_j beta_j e^(G_i - G_j)
+    Q = cq do S^T + E k;   R = -ck dr S^T + F k;   W = cu u X^T + E^T q + F^T k
+    dq = Q - norm part;    dk = R + W - norm part;   dbeta = k . W / beta
+    dG = q . Q + k . R - k . W;   dG_last += e^(G_L) <S, X> + sum k . (cu u X^T);   dg = reverse cumsum of dG
 
-No gradient of the inverse appears: (I + L) u = r makes it the outer product that F holds. dbeta needs no division, so it is
-right where beta is 0. E, F and kb are rounded once and feed both sides, so that rows and columns cancel exactly in dG.
+No gradient of the inverse appears: (I + L) u = r makes it the outer product that F holds. E and F are rounded once and feed
+both sides, so that rows and columns cancel exactly in dG.
 """
 
 import triton
@@ -29,6 +29,9 @@ def _chunk_grad(
 ):  # fmt: skip
     NV: tl.constexpr = (V + BV - 1) // BV
     dt: tl.constexpr = q.dtype.element_ty
+    # The write strength is a factor of all that W holds and is divided out for dbeta. Where it is 0 or nearly so, a floor
+    # far under rounding stands in; fp16 has less room below 1 than the other dtypes.
+    FLOOR: tl.constexpr = 2.0**-12 if dt == tl.float16 else 1e-20
     rr = tl.arange(0, C)
     ok = rr < n
     sp = sc + tile.to(tl.int64) * (SC * C) + rr
@@ -46,19 +49,19 @@ def _chunk_grad(
     rq = tl.load(sp + SC_RQ * C)
     rk = tl.load(sp + SC_RK * C)
     bt = tl.load(sp + SC_BETA * C)
+    bt = tl.where(tl.abs(bt) < FLOOR, FLOOR, bt)
     GL = tl.sum(tl.where(rr == C - 1, G, 0.0), 0)
     low = rr[:, None] > rr[None, :]
     eye = rr[:, None] == rr[None, :]
-    dec = tl.exp2(tl.where(low, G[:, None] - G[None, :], -float("inf"))) * rk[None, :]
+    dec = tl.exp2(tl.where(low, G[:, None] - G[None, :], -float("inf"))) * (rk * bt)[None, :]
     Fb = (M * dec * (-rk)[:, None]).to(dt)
-    Eb = (E * tl.where(eye, rk[None, :], dec) * rq[:, None]).to(dt)
+    Eb = (E * tl.where(eye, (rk * bt)[None, :], dec) * rq[:, None]).to(dt)
     # S and X meet in registers where they are loaded, before any accumulator lives.
     S = load_tile(St, Sd, tile, 0, k0, V, K, BV, BK, DESC)
     X = load_tile(Xt, Xd, tile, 0, k0, V, K, BV, BK, DESC)
     if DECAY >= 1:
         ss = tl.sum(tl.sum(S.to(tl.float32) * X.to(tl.float32), 1), 0)
     W = tl.dot(tl.trans(ut), X, input_precision=DOT)
-    R = tl.dot(drt, S, input_precision=DOT)
     for j in tl.static_range(1, NV):
         Sj = load_tile(St, Sd, tile, j * BV, k0, V, K, BV, BK, DESC)
         Xj = load_tile(Xt, Xd, tile, j * BV, k0, V, K, BV, BK, DESC)
@@ -66,23 +69,23 @@ def _chunk_grad(
             ss += tl.sum(tl.sum(Sj.to(tl.float32) * Xj.to(tl.float32), 1), 0)
         uj = load_tile(Ut, Ud, tile, j * BV, 0, V, C, BV, C, DESC)
         W = tl.dot(tl.trans(uj), Xj, W, input_precision=DOT)
-        R = tl.dot(load_rows(dr, drd, row, n, h, HV, j * BV, V, BV, C, DESC), Sj, R, input_precision=DOT)
     kt = load_rows(k, kd, row, n, hk, H, k0, K, BK, C, DESC)
     kf = kt.to(tl.float32)
-    kb = (kf * bt[:, None]).to(dt)
-    W = W * (rk * tl.exp2(GL - G))[:, None]
+    W = W * (rk * bt * tl.exp2(GL - G))[:, None]
     if DECAY >= 1:
-        last = tl.sum(tl.sum(W * kb.to(tl.float32), 1), 0) + tl.exp2(GL) * ss
+        last = tl.sum(tl.sum(W * kf, 1), 0) + tl.exp2(GL) * ss
     W = tl.dot(tl.trans(Fb), kt, W, input_precision=DOT)
-    R = tl.dot(Fb, kb, R * -tl.load(sp + SC_CK * C)[:, None], input_precision=DOT)
-    aR = tl.sum(R * kf, 1)
     qt = load_rows(q, qd, row, n, hk, H, k0, K, BK, C, DESC)
     W = tl.dot(tl.trans(Eb), qt, W, input_precision=DOT)
     aW = tl.sum(W * kf, 1)
-    if DECAY >= 1:
-        x = aR - tl.sum(W * kb.to(tl.float32), 1)
-    W = W * bt[:, None] + R
-    fk = rk * rk * (aR + bt * aW)
+    R = tl.dot(drt, S, input_precision=DOT)
+    for j in tl.static_range(1, NV):
+        Sj = load_tile(St, Sd, tile, j * BV, k0, V, K, BV, BK, DESC)
+        R = tl.dot(load_rows(dr, drd, row, n, h, HV, j * BV, V, BV, C, DESC), Sj, R, input_precision=DOT)
+    R = tl.dot(Fb, kt, R * -tl.load(sp + SC_CK * C)[:, None], input_precision=DOT)
+    aR = tl.sum(R * kf, 1)
+    W += R
+    fk = rk * rk * (aR + aW)
     if NORM and PROJECT:
         W = W - kf * fk[:, None]
     store_rows(dk, dkd, W.to(dk.dtype.element_ty), row, n, h, HV, k0, K, BK, C, DESC)
@@ -90,7 +93,7 @@ def _chunk_grad(
     for j in tl.static_range(1, NV):
         Sj = load_tile(St, Sd, tile, j * BV, k0, V, K, BV, BK, DESC)
         Q = tl.dot(load_rows(do, dod, row, n, h, HV, j * BV, V, BV, C, DESC), Sj, Q, input_precision=DOT)
-    Q = tl.dot(Eb, kb, Q * tl.load(sp + SC_CQ * C)[:, None], input_precision=DOT)
+    Q = tl.dot(Eb, kt, Q * tl.load(sp + SC_CQ * C)[:, None], input_precision=DOT)
     qf = qt.to(tl.float32)
     aQ = tl.sum(Q * qf, 1)
     fq = rq * rq * aQ / (scale * scale)
@@ -99,9 +102,9 @@ def _chunk_grad(
     store_rows(dq, dqd, Q.to(dq.dtype.element_ty), row, n, h, HV, k0, K, BK, C, DESC)
     at = (row + rr).to(tl.int64) * HV + h + kb0.to(tl.int64) * rows * HV
     # beta = beta_scale sigmoid(b): d beta / d b = beta (1 - beta / beta_scale).
-    tl.store(db + at, aW * tl.where(beta_inv > 0, bt * (1.0 - bt * beta_inv), 1.0), mask=ok)
+    tl.store(db + at, tl.where(beta_inv > 0, aW * (1.0 - bt * beta_inv), aW / bt), mask=ok)
     if DECAY >= 1:
-        dgt = tl.cumsum(x + aQ, 0, reverse=True) + last
+        dgt = tl.cumsum(aQ + aR - aW, 0, reverse=True) + last
         if DECAY == 2:
             graw = tl.load(g + (row + rr).to(tl.int64) * HV + h, mask=ok, other=0.0).to(tl.float32)
             if BIAS:
