@@ -245,8 +245,6 @@ def causal_conv1d_update_states(
     """
     check_choice("state_len > 0", state_len > 0, (True,))
     zero = x.new_zeros(x.shape[2:].numel(), state_len)
-    final = causal_conv1d(
-        x, zero, initial_state=initial_state, output_final_state=True, cu_seqlens=cu_seqlens
-    )[1]
+    final = causal_conv1d(x, zero, initial_state=initial_state, output_final_state=True, cu_seqlens=cu_seqlens)[1]
     assert final is not None
     return final

@@ -128,9 +128,7 @@ class ShortConvolution(nn.Conv1d):
         )
 
     @staticmethod
-    def _is_step(
-        x: Tensor, cache: Tensor | None, cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None
-    ) -> bool:
+    def _is_step(x: Tensor, cache: Tensor | None, cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None) -> bool:
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return False
         B, T = x.shape[:2]

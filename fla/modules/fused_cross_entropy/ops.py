@@ -33,8 +33,7 @@ def check_target(logits: Tensor, target: Tensor, classes: int, ignore_index: int
         wrong = ((target < 0) | (target >= classes)) & (target != ignore_index)
         if wrong.any():
             raise ArgumentError(
-                f"`target` must lie in [0, {classes}) or be ignore_index = {ignore_index}, "
-                f"got {int(target[wrong][0])}."
+                f"`target` must lie in [0, {classes}) or be ignore_index = {ignore_index}, got {int(target[wrong][0])}."
             )
 
 

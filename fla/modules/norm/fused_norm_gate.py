@@ -243,9 +243,7 @@ class FusedLayerNormGatedLinear(NormBase):
         """``weight`` ``[O, hidden_size]`` is required, ``bias`` ``[O]`` is not."""
         if weight is None:
             raise ArgumentError("`weight` of the linear layer must be given, got None.")
-        return self._function(
-            x, g, self.weight, self.bias, weight, bias, residual, prenorm, residual_in_fp32, self.eps
-        )
+        return self._function(x, g, self.weight, self.bias, weight, bias, residual, prenorm, residual_in_fp32, self.eps)
 
 
 class FusedRMSNormGatedLinear(FusedLayerNormGatedLinear):

@@ -253,7 +253,15 @@ class LayerNorm(NormBase):
         """The norm of ``x + residual``; with ``prenorm``, ``(norm, x + residual)``."""
         if self.num_groups > 1:
             return group_norm(
-                x, self.weight, self.bias, residual, self.eps, prenorm, residual_in_fp32, self.is_rms_norm, self.num_groups
+                x,
+                self.weight,
+                self.bias,
+                residual,
+                self.eps,
+                prenorm,
+                residual_in_fp32,
+                self.is_rms_norm,
+                self.num_groups,
             )
         if self.is_rms_norm:
             return rms_norm(x, self.weight, self.bias, residual, self.eps, prenorm, residual_in_fp32)

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: MIT
+"""What the layers with a recurrent state share: padding, choice of kernel, short convolutions, cache, gate parameters.
+
+A layer registers its projections under the names of its state dict and writes :meth:`RecurrentLayer.mix`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fla.layers.utils import (
+    check_padding_mask,
+    get_layer_cache,
+    repad_hidden_states,
+    unpad_hidden_states,
+    update_layer_cache,
+)
+from fla.modules.causal_conv1d import ShortConvolution
+from fla.ops._common.checks import ArgumentError
+
+SHORT = 64
+"""Up to this many tokens the step-by-step kernel is faster than the chunked one."""
+
+
+class Mixed(NamedTuple):
+    """What :meth:`RecurrentLayer.mix` returns."""
+
+    output: Tensor  # [B, T, D]
+    recurrent_state: Any
+    conv_state: Any
+
+
+def whole(name: str, value: float) -> int:
+    """``value`` as an integer, for sizes that come from an expansion ratio."""
+    if not math.isclose(value, round(value), rel_tol=1e-9):
+        raise ArgumentError(f"`{name}` must come out as a whole number, got {value}.")
+    return round(value)
+
+
+def reset_decay_gate(A_log: nn.Parameter, dt_bias: nn.Parameter, low: float) -> None:
+    """Initialise a gate ``-exp(A_log) * softplus(x + dt_bias)`` as Mamba does.
+
+    ``exp(A_log)`` is uniform on ``[low, 16]`` and ``softplus(dt_bias)`` log-uniform on ``[0.001, 0.1]``. Written with
+    in-place operations, which work on sharded parameters too; parameters that were loaded keep their values.
+    """
+    with torch.no_grad():
+        if not getattr(A_log, "_is_hf_initialized", False):
+            A_log.uniform_(low, 16).clamp_(min=1e-8).log_()
+        if not getattr(dt_bias, "_is_hf_initialized", False):
+            dt = dt_bias.uniform_(math.log(1e-3), math.log(1e-1)).exp_().clamp_(min=1e-4)
+            # The inverse of softplus, dt + log(1 - exp(-dt)).
+            dt.add_(dt.neg().expm1_().neg_().log_())
+
+
+def undecayed(*shape: int) -> nn.Parameter:
+    """A float32 parameter that optimisers should not decay (trainers read the flag)."""
+    parameter = nn.Parameter(torch.empty(*shape, dtype=torch.float32))
+    parameter._no_weight_decay = True  # type: ignore[attr-defined]
+    return parameter
+
+
+class RecurrentLayer(nn.Module):
+    """Base of the recurrent token mixers.
+
+    Attributes:
+        modes: kernels that the layer accepts as ``mode``.
+        mode: the kernel for long inputs without autograd.
+        layer_idx: place of the layer in a cache; None for a layer that is never given one.
+    """
+
+    modes: ClassVar[tuple[str, ...]] = ("chunk", "fused_recurrent")
+    mode: str
+    layer_idx: int | None
+    use_short_conv: bool
+
+    def check_mode(self, mode: str) -> str:
+        """``mode`` if the layer has it."""
+        if mode not in self.modes:
+            raise ArgumentError(f"`mode` must be one of {list(self.modes)}, got {mode!r}.")
+        return mode
+
+    def select_mode(self, length: int) -> str:
+        """The kernel for ``length`` tokens (as padded): only the chunked one is differentiable everywhere."""
+        if torch.is_grad_enabled():
+            return "chunk"
+        if self.training and self.mode != "chunk":
+            raise ArgumentError(f"Only mode 'chunk' can be used in training mode, got {self.mode!r}.")
+        return "fused_recurrent" if length <= SHORT and not self.training else self.mode
+
+    def add_short_convs(self, conv_size: int, conv_bias: bool, **widths: int) -> None:
+        """Register a :class:`ShortConvolution` with SiLU as ``<name>_conv1d`` for every ``name=width``."""
+        for name, width in widths.items():
+            self.add_module(f"{name}_conv1d", ShortConvolution(width, conv_size, bias=conv_bias, activation="silu"))
+
+    def project(
+        self,
+        x: Tensor,
+        names: str,
+        states: tuple[Tensor | None, ...] | None,
+        keep_state: bool,
+        cu_seqlens: Tensor | None,
+        **kwargs: Any,
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...] | None]:
+        """``<name>_proj`` and ``<name>_conv1d`` (or SiLU) for every letter of ``names``.
+
+        Returns:
+            The projections in that order, and the states of the convolutions (None without convolutions).
+        """
+        projected = tuple(getattr(self, f"{name}_proj")(x) for name in names)
+        if not self.use_short_conv:
+            return tuple(F.silu(p) for p in projected), None
+        if states is None:
+            states = (None,) * len(names)
+        outputs, kept = zip(
+            *(
+                getattr(self, f"{name}_conv1d")(
+                    p,
+                    cache=state,
+                    output_final_state=keep_state,
+                    cu_seqlens=cu_seqlens,
+                    cu_seqlens_cpu=kwargs.get("cu_seqlens_cpu"),
+                )
+                for name, p, state in zip(names, projected, states, strict=True)
+            ),
+            strict=True,
+        )
+        return outputs, kept
+
+    def mix(
+        self,
+        x: Tensor,
+        *,
+        mode: str,
+        state: dict[str, Any],
+        keep_state: bool,
+        cu_seqlens: Tensor | None,
+        **kwargs: Any,
+    ) -> Mixed:
+        """The layer itself, without padding and cache.
+
+        Args:
+            x: ``[B, T, D]``, or ``[1, total, D]`` with ``cu_seqlens``.
+            mode: kernel to run.
+            state: the layer's entry of the cache, or an empty dict.
+            keep_state: whether the states are wanted.
+            cu_seqlens: boundaries ``[N + 1]``.
+        """
+        raise NotImplementedError
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = False,
+        output_attentions: bool | None = False,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None, Any]:
+        """Mix the tokens of each sequence.
+
+        Args:
+            hidden_states: ``[B, T, D]``; packed sequences are one row ``[1, T, D]``.
+            attention_mask: padding mask ``[B, S]`` with ``S >= T``, of which the last `T` columns count. Ignored when
+                ``cu_seqlens`` is given.
+            past_key_values: a :class:`fla.models.utils.Cache` to read and, with ``use_cache``, to write.
+            use_cache: store the states after the last token.
+            output_attentions: ignored; there are no attention weights.
+            kwargs: ``cu_seqlens`` ``[N + 1]`` and ``cu_seqlens_cpu``; ``cache`` is another name of
+                ``past_key_values``. Unknown names are ignored.
+
+        Returns:
+            ``(output [B, T, D], None, past_key_values)``.
+
+        Raises:
+            ArgumentError: a mask that is no padding mask, or ``cu_seqlens`` that do not fit.
+            ValueError: a cache for a layer without ``layer_idx``.
+        """
+        cache = kwargs.pop("cache", None)
+        past_key_values = cache if past_key_values is None else past_key_values
+        check_padding_mask(attention_mask)
+        state = get_layer_cache(self, past_key_values) or {}
+        batch, length = hidden_states.shape[:2]
+        mode = self.select_mode(length)
+        x, indices, cu_seqlens = unpad_hidden_states(
+            hidden_states, kwargs.pop("cu_seqlens", None), attention_mask, length
+        )
+        mixed = self.mix(x, mode=mode, state=state, keep_state=bool(use_cache), cu_seqlens=cu_seqlens, **kwargs)
+        if use_cache:
+            update_layer_cache(
+                self,
+                past_key_values,
+                recurrent_state=mixed.recurrent_state,
+                conv_state=mixed.conv_state,
+                offset=length,
+            )
+        return repad_hidden_states(mixed.output, indices, batch, length), None, past_key_values

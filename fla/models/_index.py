@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: MIT
+"""Which families there are and in which package each lives, for lazy imports and the Auto classes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Entry(NamedTuple):
+    """A family, without its row."""
+
+    model_type: str
+    package: str
+    stem: str
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """Configuration, language model, base model."""
+        return f"{self.stem}Config", f"{self.stem}ForCausalLM", f"{self.stem}Model"
+
+
+FAMILIES = (Entry("kda", "kda", "KDA"),)

@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: MIT
+"""The decoder that the families share: block, base model, language model. Which mixer it has says the family's row."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fla.models._compat import (
+    CACHE_FIELD,
+    BaseModelOutputWithPast,
+    CausalLMOutputWithPast,
+    HFCache,
+    PreTrainedModel,
+    checkpointing_layer,
+    tied_weights,
+)
+from fla.models.attention_config import get_attention_spec
+from fla.models.cache_utils import Cache, FLACache
+from fla.models.family import Family, load
+from fla.models.generation_utils import renamed_keyword, resolve_cache
+from fla.models.loss import language_model_loss
+from fla.modules.mlp import GatedMLP
+from fla.modules.norm import RMSNorm
+
+__all__ = ["Block", "CausalLM", "DecoderModel", "FLAPreTrainedModel", "tied_weights"]
+
+GradientCheckpointingLayer: Any = checkpointing_layer()
+
+
+def make_norm(config: Any) -> nn.Module:
+    """A block norm: ours, which adds the residual in the same pass, or torch's. The keys are the same."""
+    norm = RMSNorm if config.fuse_norm else nn.RMSNorm
+    return norm(config.hidden_size, eps=config.norm_eps)
+
+
+def make_mixer(family: Family, config: Any, layer_idx: int) -> nn.Module:
+    """The token mixer of a layer: softmax attention where the configuration's ``attn`` says so, else the family's.
+
+    Raises:
+        NotImplementedError: a hybrid plan, while this version has no softmax attention layer.
+    """
+    spec = get_attention_spec(getattr(config, "attn", None), layer_idx)
+    if spec is None:
+        kwargs = {argument: getattr(config, name) for argument, name in family.mixer_kwargs.items()}
+        return load(family.mixer)(**kwargs, layer_idx=layer_idx)
+    try:
+        Attention = importlib.import_module("fla.layers.attn").Attention
+    except ModuleNotFoundError as error:
+        if error.name != "fla.layers.attn":
+            raise
+        raise NotImplementedError(
+            f"`attn` asks for softmax attention in layer {layer_idx}, but this version has no fla.layers.attn.Attention "
+            "yet; set attn=None."
+        ) from None
+    options = {name: spec[name] for name in ("num_heads", "num_kv_heads", "qkv_bias", "window_size", "rope_theta")}
+    return Attention(
+        hidden_size=config.hidden_size,
+        max_position_embeddings=config.max_position_embeddings,
+        layer_idx=layer_idx,
+        **options,
+    )
+
+
+class Block(GradientCheckpointingLayer):  # type: ignore[misc]
+    """``h += attn(attn_norm(h)); h += mlp(mlp_norm(h))``."""
+
+    family: ClassVar[Family]
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.attn_norm = make_norm(config)
+        self.attn = make_mixer(self.family, config, layer_idx)
+        self.mlp_norm = make_norm(config)
+        self.mlp = GatedMLP(
+            hidden_size=config.hidden_size,
+            hidden_ratio=config.hidden_ratio,
+            intermediate_size=config.intermediate_size,
+            hidden_act=config.hidden_act,
+            fuse_swiglu=config.fuse_swiglu,
+        )
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = False,
+        output_attentions: bool | None = False,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None, Any]:
+        """``[B, T, D]`` to ``(hidden_states, attention weights or None, past_key_values)``."""
+        residual = hidden_states
+        hidden_states, weights, past_key_values = self.attn(
+            hidden_states=self.attn_norm(hidden_states),
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            output_attentions=output_attentions,
+            **kwargs,
+        )
+        if self.config.fuse_norm:
+            hidden_states, residual = self.mlp_norm(hidden_states, residual, True)
+        else:
+            residual = residual + hidden_states
+            hidden_states = self.mlp_norm(residual)
+        return residual + self.mlp(hidden_states, **kwargs), weights, past_key_values
+
+
+class FLAPreTrainedModel(PreTrainedModel):
+    """Base of all models: initialisation and what transformers has to know."""
+
+    family: ClassVar[Family]
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _supports_cache_class = True
+    # A recurrent state cannot be rolled back, so that generation strategies which guess ahead are refused.
+    _is_stateful = True
+    _skip_keys_device_placement: ClassVar[Any] = ["past_key_values", "cache"]
+    _input_embed_layer = "embeddings"
+
+    def _init_weights(self, module: nn.Module, prenorm_residual_strategy: str | None = None) -> None:
+        # Only through torch.nn.init, which transformers guards so that loaded parameters keep their values.
+        if isinstance(module, (nn.Linear, nn.Conv1d)):
+            nn.init.normal_(module.weight, mean=0.0, std=self.config.initializer_range)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, mean=0.0, std=self.config.initializer_range)
+        elif hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+        if prenorm_residual_strategy is not None:
+            self._init_residual(module, prenorm_residual_strategy)
+
+    def _init_residual(self, module: nn.Module, strategy: str) -> None:
+        """Shrink what is added to the residual stream: ``"rescale"`` by its depth, or ``"zero"``."""
+        if strategy not in ("rescale", "zero"):
+            raise ValueError(f"`prenorm_residual_strategy` must be 'rescale' or 'zero', got {strategy!r}.")
+        for name in ("o_proj", "down_proj"):
+            projection = getattr(module, name, None)
+            if not isinstance(projection, nn.Linear):
+                continue
+            if strategy == "zero":
+                nn.init.zeros_(projection.weight)
+                continue
+            nn.init.kaiming_uniform_(projection.weight, a=math.sqrt(5))
+            with torch.no_grad():
+                projection.weight.div_(math.sqrt(2 * self.config.num_hidden_layers))
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The embedding of tokens."""
+        base = self if isinstance(self, DecoderModel) else getattr(self, self.base_model_prefix)
+        return base.embeddings
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the embedding of tokens."""
+        base = self if isinstance(self, DecoderModel) else getattr(self, self.base_model_prefix)
+        base.embeddings = value
+
+
+def own_cache(past_key_values: Any) -> FLACache:
+    """A cache of this package from what the caller passed.
+
+    Raises:
+        TypeError: a cache of transformers that holds states already.
+    """
+    if isinstance(past_key_values, FLACache):
+        return past_key_values
+    if isinstance(past_key_values, HFCache):
+        # generate of some versions passes a fresh cache of its own, which could not hold recurrent states.
+        if past_key_values.get_seq_length() == 0:
+            return Cache()
+        raise TypeError(
+            f"`past_key_values` must be a fla.models.utils.Cache; the states of a {type(past_key_values).__name__} "
+            "cannot be used."
+        )
+    return Cache.from_legacy_cache(past_key_values)
+
+
+class DecoderModel(FLAPreTrainedModel):
+    """The stack of blocks."""
+
+    def __init__(self, config: Any) -> None:
+        if getattr(config, "attnres_block_size", None) is not None:
+            raise NotImplementedError(
+                "`attnres_block_size` (attention over residuals) is not implemented in this version; set it to None."
+            )
+        super().__init__(config)
+        self.padding_idx = config.pad_token_id
+        self.vocab_size = config.vocab_size
+        self.embeddings: Any = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
+        block = self.family.get(f"{self.family.stem}Block")
+        self.layers = nn.ModuleList(block(config, i) for i in range(config.num_hidden_layers))
+        self.norm = make_norm(config)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast | tuple[Any, ...]:
+        """Run the stack.
+
+        Args:
+            input_ids: ``[B, T]``, or ``inputs_embeds`` ``[B, T, D]``.
+            attention_mask: padding mask ``[B, S]``, ``S >= T``.
+            past_key_values: a :class:`fla.models.utils.Cache`; ``cache`` is another name.
+            use_cache: fill and return a cache; by default as the configuration says, and not in training.
+            output_hidden_states: also return the embeddings and the output of every block, the last one normalised.
+            return_dict: return an output object instead of a tuple.
+            kwargs: ``cu_seqlens`` ``[N + 1]`` for sequences packed into one row, and what else a mixer understands.
+
+        Raises:
+            ValueError: both or neither of ``input_ids`` and ``inputs_embeds``.
+        """
+        config: Any = self.config
+        past_key_values = resolve_cache(past_key_values, kwargs)
+        if output_attentions:
+            _warn_once("`output_attentions=True` has no effect: the model has no attention weights to return.")
+        if output_hidden_states is None:
+            output_hidden_states = config.output_hidden_states
+        training = self.training
+        if use_cache is None:
+            use_cache = config.use_cache and not training
+        if return_dict is None:
+            return_dict = config.return_dict
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("Give exactly one of `input_ids` and `inputs_embeds`.")
+        if inputs_embeds is None:
+            inputs_embeds = self.embeddings(input_ids)
+        if self.gradient_checkpointing and training and torch.is_grad_enabled():
+            # A block that runs twice would update the cache twice.
+            use_cache, past_key_values = False, None
+        if use_cache or past_key_values is not None:
+            past_key_values = own_cache(past_key_values)
+        hidden_states: Any = inputs_embeds
+        kept: tuple[Tensor, ...] | None = () if output_hidden_states else None
+        for layer in self.layers:
+            if kept is not None:
+                kept += (hidden_states,)
+            # Positionally: reentrant checkpointing finds the inputs that need gradients only there.
+            hidden_states, _, past_key_values = layer(
+                hidden_states,
+                attention_mask=attention_mask,
+                past_key_values=past_key_values,
+                use_cache=use_cache,
+                output_attentions=False,
+                **kwargs,
+            )
+        hidden_states = self.norm(hidden_states)
+        if kept is not None:
+            kept += (hidden_states,)
+        cache = past_key_values if use_cache else None
+        if not return_dict:
+            return tuple(value for value in (hidden_states, cache, kept) if value is not None)
+        return BaseModelOutputWithPast(last_hidden_state=hidden_states, hidden_states=kept, **{CACHE_FIELD: cache})
+
+
+_said: set[str] = set()
+
+
+def _warn_once(message: str) -> None:
+    if message not in _said and not torch.compiler.is_compiling():
+        _said.add(message)
+        from transformers.utils import logging
+
+        logging.get_logger("fla.models").warning(message)
+
+
+class CausalLM(FLAPreTrainedModel):
+    """A base model with a language model head.
+
+    ``criterion`` may be set to a loss module that is called ``(logits, labels)`` or, when it is a
+    ``FusedLinearCrossEntropyLoss``, ``(hidden_states, labels, weight, bias)``.
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        model = self.family.get(f"{self.family.stem}Model")(config)
+        setattr(self, self.family.prefix, model)
+        self.vocab_size = config.vocab_size
+        self.lm_head: Any = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.criterion: nn.Module | None = None
+        self.post_init()
+
+    def get_decoder(self) -> Any:
+        """The base model."""
+        return getattr(self, self.family.prefix)
+
+    def set_decoder(self, decoder: nn.Module) -> None:
+        """Replace the base model."""
+        setattr(self, self.family.prefix, decoder)
+
+    def get_output_embeddings(self) -> Any:
+        """The language model head."""
+        return self.lm_head
+
+    def set_output_embeddings(self, new_embeddings: Any) -> None:
+        """Replace the language model head; None detaches it."""
+        self.lm_head = new_embeddings
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        past_key_values: Any = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        logits_to_keep: int | Tensor | None = 0,
+        num_items_in_batch: int | Tensor | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+        """Logits, and the loss when ``labels`` are given.
+
+        Args:
+            input_ids, attention_mask, inputs_embeds, past_key_values, use_cache, output_hidden_states, return_dict:
+                as for the base model.
+            labels: ``[B, T]``, the inputs themselves; token `t` is trained to predict ``labels[:, t + 1]``. -100 is
+                ignored. Boundaries of packed sequences are not masked: set the first label of each to -100.
+            logits_to_keep: compute the logits of the last `n` positions only (0 or None: all), or of these positions.
+                With ``labels`` all are computed.
+            num_items_in_batch: divide the summed loss by this instead of by the number of labels.
+            kwargs: ``cu_seqlens`` for packed sequences; ``shift_labels`` ``[B, T]``, targets that are shifted already.
+
+        Returns:
+            Loss, logits (None where the linear loss never forms them), cache, hidden states.
+        """
+        config: Any = self.config
+        past_key_values = resolve_cache(past_key_values, kwargs)
+        logits_to_keep = renamed_keyword(kwargs, "num_logits_to_keep", "logits_to_keep", logits_to_keep, 0)
+        shift_labels = kwargs.pop("shift_labels", None)
+        if return_dict is None:
+            return_dict = config.return_dict
+        outputs = self.get_decoder()(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+            **kwargs,
+        )
+        hidden_states = outputs.last_hidden_state
+        has_labels = labels is not None or shift_labels is not None
+        # The linear loss forms the logits in chunks of its own and keeps none.
+        linear = has_labels and self._uses_linear_loss()
+        logits = (
+            None if linear else self.lm_head(_kept_positions(hidden_states, None if has_labels else logits_to_keep))
+        )
+        loss = None
+        if has_labels:
+            loss = language_model_loss(
+                hidden_states,
+                logits,
+                self.lm_head,
+                labels=labels,
+                shift_labels=shift_labels,
+                criterion=self.criterion,
+                fused=getattr(config, "fuse_cross_entropy", False),
+                use_l2warp=getattr(config, "use_l2warp", False),
+                num_items_in_batch=num_items_in_batch,
+            )
+        cache = getattr(outputs, CACHE_FIELD)
+        if not return_dict:
+            return tuple(value for value in (loss, logits, cache, outputs.hidden_states) if value is not None)
+        return CausalLMOutputWithPast(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, **{CACHE_FIELD: cache}
+        )
+
+    def _uses_linear_loss(self) -> bool:
+        training = self.training
+        flag = self.family.linear_loss
+        return bool(getattr(self.config, flag, False)) and (training or flag != "fuse_cross_entropy")
+
+
+def _kept_positions(hidden_states: Tensor, keep: int | Tensor | None) -> Tensor:
+    if keep is None:
+        return hidden_states
+    if isinstance(keep, Tensor):
+        return hidden_states[:, keep]
+    return hidden_states[:, -keep:] if keep else hidden_states

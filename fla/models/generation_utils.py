@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: MIT
+"""``generate`` of transformers 4.45 to 5.x on caches of this package."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from torch import Tensor
+
+from fla.models._compat import GenerationMixin, parameters_of
+
+__all__ = ["FLAGenerationMixin", "FLAUnsupportedCacheGenerationMixin", "renamed_keyword", "resolve_cache"]
+
+
+def resolve_cache(past_key_values: Any, kwargs: dict[str, Any]) -> Any:
+    """The cache, which transformers calls ``cache`` since 5.24 and ``past_key_values`` before.
+
+    Removes ``cache`` from ``kwargs``: falling through unnoticed, it would make every decoding step forget its past.
+
+    Raises:
+        ValueError: both names with different objects.
+    """
+    cache = kwargs.pop("cache", None)
+    if cache is None or cache is past_key_values:
+        return past_key_values
+    if past_key_values is not None:
+        raise ValueError("`past_key_values` and `cache` are two names of one argument; give one of them.")
+    return cache
+
+
+def renamed_keyword(kwargs: dict[str, Any], old: str, new: str, value: Any, unset: Any) -> Any:
+    """``value``, or what was given under the ``old`` name of a keyword.
+
+    Raises:
+        ValueError: both names given.
+    """
+    if old not in kwargs:
+        return value
+    given = kwargs.pop(old)
+    if value is not unset and value != unset:
+        raise ValueError(f"`{old}` is the old name of `{new}`; give one of them.")
+    warnings.warn(f"`{old}` is deprecated; use `{new}`.", DeprecationWarning, stacklevel=3)
+    return given
+
+
+class FLAGenerationMixin(GenerationMixin):
+    """Generation for models that create their own cache."""
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        # transformers would create an attention cache; the model creates its own in the first forward pass.
+        return False
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool = True,
+        logits_to_keep: int | Tensor | None = None,
+        cache_position: Tensor | None = None,
+        next_sequence_length: int | None = None,
+        is_first_iteration: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Inputs of the next forward pass.
+
+        Args:
+            input_ids: all tokens so far ``[B, T]``; only the new ones go on once there is a cache.
+            attention_mask: padding mask ``[B, T]`` of the whole length, passed on as it is.
+            cache_position: positions of the new tokens (transformers 4); their number is what counts.
+            next_sequence_length: number of new tokens (transformers 5).
+        """
+        past_key_values = resolve_cache(past_key_values, kwargs)
+        logits_to_keep = renamed_keyword(kwargs, "num_logits_to_keep", "logits_to_keep", logits_to_keep, None)
+        if logits_to_keep is not None:
+            kwargs["logits_to_keep"] = logits_to_keep
+        parent = parameters_of(super().prepare_inputs_for_generation)
+        kwargs["cache" if "cache" in parent else "past_key_values"] = past_key_values
+        if "next_sequence_length" in parent:
+            if next_sequence_length is None and cache_position is not None:
+                next_sequence_length = cache_position.shape[0]
+            kwargs.update(next_sequence_length=next_sequence_length, is_first_iteration=is_first_iteration)
+        elif cache_position is not None:
+            kwargs["cache_position"] = cache_position
+        inputs = super().prepare_inputs_for_generation(
+            input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, use_cache=use_cache, **kwargs
+        )
+        inputs.pop("cache_position", None)
+        return inputs
+
+
+class FLAUnsupportedCacheGenerationMixin(FLAGenerationMixin):
+    """Generation for models whose states cannot do all that an attention cache can."""
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers; strategies that manipulate the cache get a readable error."""
+        try:
+            return super().generate(*args, **kwargs)
+        except AttributeError as error:
+            # Contrastive search and the like reach into the cache.
+            if "past_key_values" in str(error):
+                raise AttributeError(
+                    f"This generation strategy manipulates `past_key_values`, which is not supported for "
+                    f"{type(self).__name__}. Try another strategy; its name is in the error above."
+                ) from error
+            raise
