@@ -131,12 +131,12 @@ def names() -> tuple[str, ...]:
 def _row(name: str) -> Setting:
     row = _known.get(name)
     if row is None:
-        hint = _nearest(name, _known)
+        hint = nearest(name, _known)
         raise KeyError(f"no setting is called {name!r}{hint}")
     return row
 
 
-def _nearest(name: str, candidates: Iterable[str]) -> str:
+def nearest(name: str, candidates: Iterable[str]) -> str:
     match = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.6)
     return f"; did you mean {match[0]}?" if match else ""
 
@@ -279,28 +279,28 @@ def register_variable(name: str, *, default: bool | None, meaning: str, owner: s
             "bool",
             default,
             meaning,
-            "each call; set, it beats FLA_PLUGINS and the backend's default",
+            BACKEND_READ,
             owner=owner,
         )
         _said.discard(("name", name))
 
 
 def unrecognised() -> dict[str, str]:
-    """Every ``FLA_*`` variable of the environment that means nothing here, with a sentence that says why."""
-    found = {}
+    """``FLA_*`` variables of the environment that mean nothing here, each with a sentence that says so."""
+    found: dict[str, str] = {}
     for name in sorted(os.environ):
         if not name.startswith("FLA_") or name in _known:
             continue
         if name in INERT:
             found[name] = f"{name} has no effect in this package: {INERT[name]}"
         else:
-            hint = _nearest(name, _known)
+            hint = nearest(name, _known)
             found[name] = f"{name} is not a variable of fla or of an installed backend{hint}"
     return found
 
 
 def check_environment() -> None:
-    """Warn once for each ``FLA_*`` variable of the environment that means nothing here."""
+    """Warn once for each variable of :func:`unrecognised`."""
     for name, message in unrecognised().items():
         warn_once("name", name, message)
 

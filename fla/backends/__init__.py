@@ -1,45 +1,76 @@
 # SPDX-License-Identifier: MIT
-"""The plugin framework. (Interim: selection is not written yet, every call runs the core implementation.)"""
+"""The plugin framework: any dispatched op can be taken over by a separately installed package.
+
+For users: :func:`explain`, :func:`trace`, :func:`last_decision`, :func:`report`, :func:`use_backend`,
+:func:`reference_only`, :func:`refresh`. For authors of backends: :class:`BaseBackend`, :class:`Capability`,
+:class:`Rejection`, :data:`hookimpl`, :func:`needs_backward`, :func:`register`. For authors of ops: :func:`dispatch`,
+:class:`CallFacts`.
+"""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from fla.backends._spec import API_VERSION, hookimpl, hookspec
+from fla.backends.base import BaseBackend, GluonBackend, TileLangBackend, TritonAscendBackend
+from fla.backends.discovery import DISCOVERY, Plugin
+from fla.backends.errors import BackendError, BackendUnavailable, DuplicateBackend, PluginError, SignatureMismatch
+from fla.backends.explain import Explanation, explain, list_backends, list_plugins, report
+from fla.backends.facts import CallFacts, Capability, Facts, Rejection, needs_backward
+from fla.backends.op import DispatchedOp
+from fla.backends.pins import reference_only, register, use_backend
+from fla.backends.record import Call, Decision, Trace, Verdict, last_decision, trace
+from fla.backends.registry import BackendRegistry, Registrar
+from fla.backends.wrapper import dispatch
+
+#: Make an optional backend that core ships known: ``add_builtin("module")``, loaded like a plugin.
+add_builtin = DISCOVERY.add_builtin
 
 
-@dataclass(frozen=True)
-class CallFacts:
-    """Names of the parameters from which a call's static facts are read (the framework knows no op)."""
+def refresh() -> None:
+    """Look at installed plugins again, now: after an installation, or to try again what failed.
 
-    tensors: tuple[str, ...] = ("q", "k", "v")
-    key: str = "k"
-    value: str = "v"
-    heads_dim: int = 2
-    initial_state: str | None = "initial_state"
-    state_v_first: str | None = "state_v_first"
-    cu_seqlens: str | None = "cu_seqlens"
+    What plugins registered is dropped first; probes, availability and quarantine are forgotten. Registrations at run
+    time stay.
+    """
+    DISCOVERY.refresh()
 
 
-def dispatch(
-    operation: str,
-    *,
-    validate: Callable[..., None] | None = None,
-    facts: CallFacts | None = None,
-    outputs: Callable[..., Any] | None = None,
-    renamed: dict[str, str] | None = None,
-    removed: dict[str, str] | None = None,
-    triton: str | None = None,
-    inplace: bool = False,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(fn)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if validate is not None:
-                validate(*args, **kwargs)
-            return fn(*args, **kwargs)
-
-        return wrapper
-
-    return decorate
+__all__ = [
+    "API_VERSION",
+    "BackendError",
+    "BackendRegistry",
+    "BackendUnavailable",
+    "BaseBackend",
+    "Call",
+    "CallFacts",
+    "Capability",
+    "Decision",
+    "DispatchedOp",
+    "DuplicateBackend",
+    "Explanation",
+    "Facts",
+    "GluonBackend",
+    "Plugin",
+    "PluginError",
+    "Registrar",
+    "Rejection",
+    "SignatureMismatch",
+    "TileLangBackend",
+    "Trace",
+    "TritonAscendBackend",
+    "Verdict",
+    "add_builtin",
+    "dispatch",
+    "explain",
+    "hookimpl",
+    "hookspec",
+    "last_decision",
+    "list_backends",
+    "list_plugins",
+    "needs_backward",
+    "reference_only",
+    "refresh",
+    "register",
+    "report",
+    "trace",
+    "use_backend",
+]

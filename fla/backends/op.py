@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: MIT
+"""One dispatched function: selection, running, fallback."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fla import settings
+from fla.backends import devices, faults, record
+from fla.backends import plan as plans
+from fla.backends.base import read_answer
+from fla.backends.discovery import DISCOVERY
+from fla.backends.errors import BackendUnavailable
+from fla.backends.facts import CallFacts, Capability, Facts, Rejection, needs_backward
+from fla.backends.plan import MASTER, PLUGINS, STRICT, Candidate, Entry, Pin, Plan, Verdict, remember
+from fla.backends.record import Decision
+from fla.backends.registry import REGISTRY, Registration
+from fla.backends.signature import argument_text, bind_callable, is_default, positional
+
+_ENTRIES_AT_MOST = 1024
+_PLANS_AT_MOST = 64
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a backend is quarantined for one static signature of one function."""
+
+    backend: str
+    summary: str
+    traceback: str
+    signature: str
+
+
+class DispatchedOp:
+    """What stands behind a public wrapper, reachable as ``wrapper.op``.
+
+    Attributes:
+        operation, name: as in ``kda`` and ``chunk_kda``.
+        key: under which backends are registered; the operation, or unique for a function dispatched on its own.
+        signature: of the op, without renamed and removed keywords.
+        fn: the body, the core's PyTorch path.
+        outputs: empty results for the arguments in order, or None where the op declares none.
+        pair: a forward and backward of core for torch.compile, or None.
+    """
+
+    pair: Any = None
+
+    def __init__(
+        self,
+        operation: str,
+        fn: Callable[..., Any],
+        *,
+        key: str | None = None,
+        validate: Callable[..., None] | None = None,
+        facts: CallFacts | None = None,
+        outputs: Callable[..., Any] | None = None,
+        triton: str | None = None,
+        triton_capability: Capability | None = None,
+        triton_verifier: Callable[..., Any] | None = None,
+        inplace: bool = False,
+    ) -> None:
+        self.operation, self.name, self.fn = operation, fn.__name__, fn
+        self.key = key or operation
+        self.signature = inspect.signature(fn)
+        self.argument_text = argument_text(self.signature)
+        self.inplace = inplace
+        self.facts = (facts or CallFacts()).restricted(self.signature.parameters)
+        self.body = self._in_order(fn, "the body")
+        self.validate = None if validate is None else self._in_order(validate, "validate")
+        self.outputs = None if outputs is None else self._in_order(outputs, "outputs")
+        if triton is not None and triton.count(":") != 1:
+            raise ValueError(f"triton must be 'module:function', got {triton!r}")
+        self.triton, self.triton_capability = triton, triton_capability
+        self.triton_verifier = None if triton_verifier is None else self._in_order(triton_verifier, "triton_verifier")
+        self._triton: tuple[Callable[..., Any], Callable[..., Any]] | Rejection | None = None
+        self.quarantine: dict[tuple[Registration, Any], Failure] = {}
+        self.reasons: dict[Registration, dict[Any, Verdict]] = {}
+        self.cells: dict[str, list[int]] = {}
+        self.core_cell = self.cell("torch")
+        self.plan: Plan | None = None
+        self._plans: dict[Any, Plan] = {}
+        self._watched: frozenset[Any] | None = None
+        self._generation = 0
+        self.key_of: Callable[..., Any] = lambda *args: None  # set by the wrapper's generated code
+        self.bind_torch: Callable[[], None] = lambda: None
+        REGISTRY.add_op(self)
+
+    def __str__(self) -> str:
+        return f"{self.operation}.{self.name}"
+
+    def __repr__(self) -> str:
+        return f"<DispatchedOp {self}>"
+
+    def _in_order(self, target: Callable[..., Any], what: str) -> Callable[..., Any]:
+        return positional(self.signature, target, bind_callable(self.signature, target, f"{what} of {self}"))
+
+    def cell(self, backend: str) -> list[int]:
+        """How many calls a backend served, as a list of one number."""
+        return self.cells.setdefault(backend, [0])
+
+    def check(self, row: Registration) -> None:
+        """For the registry: raise SignatureMismatch where a backend does not fit this function."""
+        plans.check(self, row)
+
+    # The Triton path of core
+
+    def triton_refusal(self, facts: Facts, pin: Pin | None) -> Rejection | None:
+        """Why core's Triton path cannot take calls of these facts."""
+        if self.triton is None:
+            return Rejection("unsupported", "core has no Triton path for this function")
+        device_type = getattr(devices.concrete(facts.device), "type", None)
+        interpreted = device_type == "cpu" and pin is not None and pin.name == "triton" and devices.triton_interprets()
+        if not interpreted and device_type not in devices.triton_device_types():
+            return Rejection("unavailable", f"no Triton driver for {device_type}")
+        if self.triton_capability is not None:
+            refusal = self.triton_capability.check(facts)
+            if refusal is not None and not interpreted:
+                return refusal
+        loaded = self._load_triton()
+        return loaded if isinstance(loaded, Rejection) else None
+
+    def _load_triton(self) -> tuple[Callable[..., Any], Callable[..., Any]] | Rejection:
+        if self._triton is None:
+            assert self.triton is not None
+            module, _, name = self.triton.partition(":")
+            try:
+                target = getattr(importlib.import_module(module), name)
+                binding = bind_callable(self.signature, target, self.triton)
+                # Generated code calls it as it calls the op; only another order or kind of parameters needs an adapter.
+                direct = target if binding.text == self.argument_text else None
+                body = self._in_order(target, self.triton)
+                self._triton = (direct or self._as_op(body), body)
+            except Exception as error:
+                if settings.get(STRICT):
+                    raise
+                self._triton = Rejection("error", f"{self.triton} cannot be used: {type(error).__name__}: {error}")
+                settings.warn_once("triton path", str(self), f"{self} runs in PyTorch: {self._triton}", RuntimeWarning)
+        return self._triton
+
+    def _as_op(self, body: Callable[..., Any]) -> Callable[..., Any]:
+        """``body`` (arguments in order) as a callable that is called like the op."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            bound = self.signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return body(*bound.arguments.values())
+
+        return call
+
+    def triton_body(self) -> Callable[..., Any]:
+        loaded = self._load_triton()
+        assert not isinstance(loaded, Rejection)
+        return loaded[1]
+
+    def triton_function(self) -> Callable[..., Any]:
+        loaded = self._load_triton()
+        assert not isinstance(loaded, Rejection)
+        return loaded[0]
+
+    # Plans
+
+    def invalidate(self) -> None:
+        """Forget every plan (the registry or a setting changed)."""
+        self._generation += 1
+        self.plan, self._watched = None, None
+        self._plans = {}
+
+    def _names_watched(self) -> frozenset[Any]:
+        names = {MASTER, PLUGINS, STRICT, "TRITON_INTERPRET", *DISCOVERY.blocked_variables()}
+        names.update(row.backend.env_var for row in REGISTRY.of(self.key) if row.backend.env_var)
+        return frozenset(map(settings.encode_name, names))
+
+    def replan(self) -> Plan:
+        """The plan for the context and environment of now; discovery happens here, at the first call."""
+        self.bind_torch()
+        context = settings.current_context()
+        values = {} if context is None else context.values
+        pin = values.get("pin")
+        if not values.get("reference") and not (pin is not None and pin.core) and not settings.get(MASTER):
+            DISCOVERY.ensure(pin)
+        generation = self._generation
+        watched = self._watched = self._watched or self._names_watched()
+        ordered = sorted(watched)
+        snapshot = None
+        if not settings.environment_isdisjoint(watched):
+            snapshot = tuple(map(settings.environment_get, ordered))
+        key = (None if context is None else context.key, snapshot)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = Plan(self, context, watched, snapshot)
+        plan.context = context
+        # A plan made while plugins are being loaded, or while the registry changed, serves this call only.
+        if generation == self._generation and not DISCOVERY.running:
+            if len(self._plans) >= _PLANS_AT_MOST:
+                self._plans = {}
+            self._plans[key] = plan
+            self.plan = plan
+        return plan
+
+    def unchanged(self, plan: Plan) -> bool:
+        """Whether the environment is as it was when ``plan`` was made (the context is compared by the caller)."""
+        now = None
+        if not settings.environment_isdisjoint(plan.watched):
+            now = tuple(map(settings.environment_get, sorted(plan.watched)))
+        return bool(now == plan.snapshot)
+
+    def current(self) -> Plan:
+        plan = self.plan
+        if plan is None or plan.context is not settings.current_context() or not self.unchanged(plan):
+            return self.replan()
+        return plan
+
+    def entry(self, plan: Plan, args: tuple[Any, ...], *, training: bool = False) -> Entry:
+        """What the static facts of the arguments leave of ``plan``."""
+        try:
+            key = (self.key_of(*args), training)
+            found = plan.memo.get(key)
+        except (AttributeError, TypeError, IndexError):  # an argument that is not what its name promises
+            key, found = (None, training), None
+        if found is None:
+            backward = training or needs_backward(args)
+            facts = self.read_facts(args, backward=backward)
+            found = Entry(self, plan, key, facts, training=training)
+            if key[0] is not None:
+                if len(plan.memo) >= _ENTRIES_AT_MOST:
+                    plan.memo.clear()
+                # The generated code looks up by the bare key.
+                plan.memo[key] = found
+                if not training:
+                    plan.memo[key[0]] = found
+        return found
+
+    def read_facts(self, args: tuple[Any, ...], *, backward: bool) -> Facts:
+        return self.facts.read(dict(zip(self.signature.parameters, args, strict=True)), backward=backward)
+
+    # Choosing
+
+    def _ask(self, plan: Plan, candidate: Candidate, args: tuple[Any, ...]) -> Verdict | None:
+        """Why a candidate does not take this call, or None."""
+        for index, name, default in candidate.missing:
+            if not is_default(args[index], default):
+                return remember(candidate, self, f"it does not take {name}")
+        verify = candidate.verify
+        if verify is None:
+            return None
+        try:
+            answer = verify(*args)
+            if answer is True:
+                return None
+            accepted, reason = read_answer(answer)
+        except Exception as error:
+            return self._verifier_failed(plan, candidate, error)
+        if accepted or (candidate.forced and isinstance(reason, Rejection) and reason.code == "slower"):
+            return None
+        return remember(candidate, self, reason)
+
+    def _verifier_failed(self, plan: Plan, candidate: Candidate, error: Exception) -> Verdict:
+        where = f"the verifier of {candidate.name} ({candidate.row.source}) for {self}"
+        if plan.strict:
+            faults.note(error, f"raised by {where}")
+            raise error
+        text = f"its verifier raised {type(error).__name__}: {error}"
+        settings.warn_once(
+            "verifier",
+            f"{self} {candidate.name} {type(error).__name__}: {error}",
+            f"{where} raised, the backend is passed over:\n{traceback.format_exc()}",
+            RuntimeWarning,
+        )
+        return remember(candidate, self, Rejection("error", text))
+
+    def _core(self, plan: Plan, entry: Entry, args: tuple[Any, ...], rejected: list[Verdict]) -> tuple[Any, str]:
+        """The core function for a call that no backend takes."""
+        if plan.error is not None:
+            raise plan.error
+        name, core = entry.core_name, entry.core
+        if entry.triton_verify is not None:
+            accepted, reason = read_answer(entry.triton_verify(*args))
+            if not accepted:
+                refusal = reason if isinstance(reason, Rejection) else Rejection("unsupported", str(reason))
+                rejected.append(Verdict("triton", refusal.code, refusal.text))
+                pinned = plan.pin is not None and plan.pin.strict
+                name, core = "torch", None if pinned else self.body
+        if core is None:
+            assert plan.pin is not None
+            reasons = (*entry.refused, *rejected)
+            why = "; ".join(map(str, reasons)) or "nothing else was asked"
+            raise BackendUnavailable(f"{self}: {plan.pin.name} is pinned and does not take this call: {why}", reasons)
+        return core, name
+
+    def select(self, args: tuple[Any, ...], *, training: bool = False) -> tuple[Callable[..., Any], Decision]:
+        """What would run for these arguments (a value for each parameter, in order), as a callable of them.
+
+        Raises:
+            BackendUnavailable: a strict pin cannot be kept.
+        """
+        plan = self.current()
+        entry = self.entry(plan, args, training=training)
+        rejected: list[Verdict] = []
+        for candidate in entry.candidates if plan.error is None else ():
+            refusal = self._ask(plan, candidate, args)
+            if refusal is None:
+                return candidate.run, self._decision(entry, candidate.name, False, rejected)
+            rejected.append(refusal)
+        core, name = self._core(plan, entry, args, rejected)
+        return core, self._decision(entry, name, True, rejected)
+
+    def training_candidate(self, args: tuple[Any, ...]) -> Candidate | None:
+        """For torch.compile: the backend whose ``_fwd`` and ``_bwd`` serve a call under differentiation; None: core."""
+        plan = self.current()
+        if plan.error is not None:
+            raise plan.error
+        entry = self.entry(plan, args, training=True)
+        rejected: list[Verdict] = []
+        for candidate in entry.candidates:
+            refusal = self._ask(plan, candidate, args)
+            if refusal is None:
+                return candidate
+            rejected.append(refusal)
+        self._core(plan, entry, args, rejected)
+        return None
+
+    def _decision(self, entry: Entry, name: str, core: bool, rejected: list[Verdict]) -> Decision:
+        return Decision(self.operation, self.name, name, core, (*entry.refused, *rejected))
+
+    # Running
+
+    def run(self, args: tuple[Any, ...]) -> Any:
+        """Select and run. ``args`` holds a value for each parameter, in order; they have been validated."""
+        plan = self.current()
+        if plan.constant is not None:
+            result = self.body(*args)
+            record.thread.decision = plan.decision
+            self.core_cell[0] += 1
+            return result
+        return self.choose(plan, self.entry(plan, args), args)
+
+    def choose(self, plan: Plan, entry: Entry, args: tuple[Any, ...]) -> Any:
+        """Run the first candidate that takes the call, else core."""
+        if plan.traced:
+            return self._traced(plan, entry, args)
+        return self._run(plan, entry, args)
+
+    def _run(self, plan: Plan, entry: Entry, args: tuple[Any, ...]) -> Any:
+        rejected: list[Verdict] = []
+        if plan.error is None:
+            for candidate in entry.candidates:
+                refusal = self._ask(plan, candidate, args)
+                if refusal is None:
+                    try:
+                        result = candidate.run(*args)
+                    except Exception as error:
+                        rejected.append(self._failed(plan, entry, candidate, args, error))
+                        continue
+                    if (self.operation, self.name, candidate.name) not in record.logged:
+                        record.log_once(self.operation, self.name, candidate.name)
+                    record.thread.decision = (self, entry, candidate.name, False, rejected)
+                    candidate.cell[0] += 1
+                    return result
+                rejected.append(refusal)
+        core, name = self._core(plan, entry, args, rejected)
+        result = core(*args)
+        record.thread.decision = (self, entry, name, True, rejected) if rejected else entry.decision
+        self.cell(name)[0] += 1
+        return result
+
+    def _failed(
+        self, plan: Plan, entry: Entry, candidate: Candidate, args: tuple[Any, ...], error: Exception
+    ) -> Verdict:
+        """Quarantine a backend that raised, or raise again where nothing else may run."""
+        where = f"{candidate.name} ({candidate.row.source}) running {self}"
+        if plan.strict or self.inplace or (plan.pin is not None and plan.pin.strict) or faults.must_propagate(error):
+            faults.note(error, f"raised by {where}")
+            raise error
+        summary = " ".join(f"{type(error).__name__}: {error}".split())
+        signature = str(self.read_facts(args, backward=needs_backward(args)))
+        failure = Failure(candidate.name, summary, traceback.format_exc(), signature)
+        self.quarantine[candidate.row, entry.key] = failure
+        self.invalidate()
+        warnings.warn(
+            f"fla backend {where} raised {summary}; it is left out for calls of this static signature and the next "
+            f"implementation runs (the traceback is in fla.backends.report())",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+        refusal = Rejection("error", f"raised {summary}")
+        record.log_once(self.operation, self.name, candidate.name, refusal.text)
+        return plans.verdict(candidate.row, refusal)
+
+    def _traced(self, plan: Plan, entry: Entry, args: tuple[Any, ...]) -> Any:
+        context = settings.current_context()
+        call = record.Call(self.operation, self.name, record.thread.depth)
+        for taken in () if context is None else context.values.get("trace", ()):
+            taken.calls.append(call)
+        record.thread.depth += 1
+        try:
+            result = self._run(plan, entry, args)
+        except BaseException as error:
+            call.error = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            record.thread.depth -= 1
+        call.decision = record.last_decision()
+        return result
