@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Chunked delta rule in PyTorch, for any device: the engine behind every op of the family where Triton does not run.
 
-Within a chunk the rule is solved exactly (WY form): with ``L`` the scores of read keys against write keys,
-``(I + L) [U | W] = [gain * v | (erase * read) * decay]`` is one triangular solve, and ``U - W S`` are the values that the
-chunk really writes when it starts from state ``S``. Only the state passes from chunk to chunk. Float32 arithmetic for
-16-bit and float32 inputs, float64 for float64.
+Within a chunk the rule is solved exactly: with ``L`` the scores of read keys against write keys, and ``S`` the state that
+the chunk starts from, the values that it really writes are ``(I + L)^-1 (z - R S)``, where ``z = gain * v`` and ``R`` are the
+decayed read keys. Only the state passes from chunk to chunk. Float32 arithmetic for 16-bit and float32 inputs, float64
+for float64.
 
 Source: Yang et al., "Parallelizing Linear Transformers with the Delta Rule over Sequence Length" (2024); the gated form
 of Yang et al., "Gated Delta Networks" (2024); decay per channel of Kimi Team, "Kimi Linear" (2025).
@@ -21,7 +21,7 @@ from fla.ops._common.gates import compute_dtype, without_autocast
 from fla.ops._common.varlen import ChunkPlan, longest_sequence, plan_chunks
 from fla.ops._delta.rows import Decay, DeltaRow, Operands, ReadTime
 from fla.ops._delta.torch_decay import DecayTree, decay_gradient, grow, shift, unshift
-from fla.ops._delta.torch_scores import Scores, scores, scores_backward
+from fla.ops._delta.torch_scores import Scores, scores, scores_backward, unit_lower_inverse
 
 CHUNK = 64
 
@@ -31,16 +31,18 @@ def _read_head(tree: DecayTree, exclusive: bool) -> Tensor:
     return shift(tree.head, 1.0) if exclusive else tree.head
 
 
-def _scan(U: Tensor, W: Tensor, Kg: Tensor, tree: DecayTree | None, state: Tensor, steps: list[int]) -> tuple[Tensor, Tensor]:
+def _scan(
+    z: Tensor, Rg: Tensor, Kg: Tensor, inverse: Tensor, tree: DecayTree | None, state: Tensor, steps: list[int]
+) -> tuple[Tensor, Tensor]:
     """Pass ``state [N, K, V]`` (updated in place) through the chunks; returns states before chunks and written values."""
-    h = U.new_empty(U.shape[0], *state.shape[1:])
-    written = torch.empty_like(U)
+    h = z.new_empty(z.shape[0], *state.shape[1:])
+    written = torch.empty_like(z)
     totals = tree.total.unsqueeze(-1).split(steps) if tree is not None else [None] * len(steps)
-    parts = zip(U.split(steps), W.split(steps), Kg.mT.split(steps), totals, h.split(steps), written.split(steps), strict=True)
-    for u, w, kg, total, before, new in parts:
-        s = state[: u.shape[0]]
+    parts = [t.split(steps) for t in (z, Rg, Kg.mT, inverse, h, written)]
+    for value, read, kg, inv, before, new, total in zip(*parts, totals, strict=True):
+        s = state[: value.shape[0]]
         before.copy_(s)
-        torch.baddbmm(u, w, s, alpha=-1, out=new)
+        torch.bmm(inv, torch.baddbmm(value, read, s, alpha=-1), out=new)
         if total is not None:
             s.mul_(total)
         s.baddbmm_(kg, new)
@@ -48,22 +50,31 @@ def _scan(U: Tensor, W: Tensor, Kg: Tensor, tree: DecayTree | None, state: Tenso
 
 
 def _scan_backward(
-    d_written: Tensor, d_direct: Tensor, W: Tensor, Kg: Tensor, tree: DecayTree | None, d_state: Tensor, steps: list[int]
-) -> Tensor:
-    """Reverse of ``_scan``. Adds the state's part to ``d_written``, leaves the gradient of the initial state in
-    ``d_state`` and returns the gradients of the states after chunks. ``d_direct``: gradients of the states before
-    chunks from outputs."""
+    d_written: Tensor,
+    d_direct: Tensor,
+    Rg: Tensor,
+    Kg: Tensor,
+    inverse: Tensor,
+    tree: DecayTree | None,
+    d_state: Tensor,
+    steps: list[int],
+) -> tuple[Tensor, Tensor]:
+    """Reverse of ``_scan``: gradients of ``z`` and of the states after chunks; ``d_state`` becomes that of the initial
+    states. ``d_direct`` are gradients of the states before chunks from outputs; ``d_written`` is overwritten."""
     dh = torch.empty_like(d_direct)
+    dz = torch.empty_like(d_written)
     totals = tree.total.unsqueeze(-1).split(steps) if tree is not None else [None] * len(steps)
-    parts = [d_written.split(steps), d_direct.split(steps), W.mT.split(steps), Kg.split(steps), totals, dh.split(steps)]
-    for d_new, direct, w, kg, total, after in zip(*(reversed(part) for part in parts), strict=True):
+    parts = [t.split(steps) for t in (d_written, d_direct, Rg.mT, Kg, inverse.mT, dh, dz)]
+    for d_new, direct, read, kg, inv, after, d_value, total in zip(
+        *(reversed(part) for part in (*parts, totals)), strict=True
+    ):
         ds = d_state[: d_new.shape[0]]
         after.copy_(ds)
-        d_new.baddbmm_(kg, ds)
+        torch.bmm(inv, d_new.baddbmm_(kg, ds), out=d_value)
         if total is not None:
             ds.mul_(total)
-        ds.add_(direct).baddbmm_(w, d_new, alpha=-1)
-    return dh
+        ds.add_(direct).baddbmm_(read, d_value, alpha=-1)
+    return dz, dh
 
 
 class _DeltaChunks(torch.autograd.Function):
@@ -73,19 +84,26 @@ class _DeltaChunks(torch.autograd.Function):
     @staticmethod
     @without_autocast
     def forward(
-        ctx: Any, q: Tensor, r: Tensor, w: Tensor, z: Tensor, g: Tensor | None, state: Tensor, steps: list[int], exclusive: bool
+        ctx: Any,
+        q: Tensor,
+        r: Tensor,
+        w: Tensor,
+        z: Tensor,
+        g: Tensor | None,
+        state: Tensor,
+        steps: list[int],
+        exclusive: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        V = z.shape[-1]
         tree = grow(g) if g is not None else None
         s = scores(q, r, w, tree, exclusive)
+        inverse = unit_lower_inverse(s.L)
         Rg, Qg, Kg = r, q, w
         if tree is not None:
             Rg, Qg, Kg = r * _read_head(tree, exclusive), q * tree.head, w * tree.tail
-        UW = torch.linalg.solve_triangular(s.L, torch.cat([z, Rg], -1), upper=False, unitriangular=True)
         final = state.clone()
-        h, written = _scan(UW[..., :V], UW[..., V:], Kg, tree, final, steps)
+        h, written = _scan(z, Rg, Kg, inverse, tree, final, steps)
         o = torch.bmm(s.A, written).baddbmm_(Qg, h)
-        ctx.save_for_backward(q, r, w, g, s.A, s.L, UW, h, written)
+        ctx.save_for_backward(q, r, w, g, s.A, s.L, inverse, h, written)
         ctx.steps, ctx.exclusive = steps, exclusive
         ctx.mark_non_differentiable(h)
         return o, final, h
@@ -94,10 +112,8 @@ class _DeltaChunks(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     @without_autocast
     def backward(ctx: Any, do: Tensor, d_final: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        q, r, w, g, A, L, UW, h, written = ctx.saved_tensors
+        q, r, w, g, A, L, inverse, h, written = ctx.saved_tensors
         exclusive = ctx.exclusive
-        V = written.shape[-1]
-        W = UW[..., V:]
         tree = grow(g) if g is not None else None
         Rg, Qg, Kg = r, q, w
         if tree is not None:
@@ -105,17 +121,11 @@ class _DeltaChunks(torch.autograd.Function):
         do = do.contiguous()
 
         dA = torch.bmm(do, written.mT)
-        d_solved = torch.empty_like(UW)
         d_written = torch.bmm(A.mT, do)
         d_state = d_final.clone(memory_format=torch.contiguous_format)
-        dh = _scan_backward(d_written, torch.bmm(Qg.mT, do), W, Kg, tree, d_state, ctx.steps)
-
-        d_solved[..., :V] = d_written
-        d_solved[..., V:] = torch.bmm(d_written, h.mT).neg_()
-        d_right = torch.linalg.solve_triangular(L.mT, d_solved, upper=True, unitriangular=True)
-        dz, dRg = d_right[..., :V], d_right[..., V:]
-        dL = torch.bmm(d_right, UW.mT).neg_()
-        dQg, dKg = torch.bmm(do, h.mT), torch.bmm(written, dh.mT)
+        dz, dh = _scan_backward(d_written, torch.bmm(Qg.mT, do), Rg, Kg, inverse, tree, d_state, ctx.steps)
+        dL = torch.bmm(dz, written.mT).neg_()
+        dQg, dRg, dKg = torch.bmm(do, h.mT), torch.bmm(dz, h.mT).neg_(), torch.bmm(written, dh.mT)
 
         d = scores_backward(Scores(A, L), dA, dL, q, r, w, tree, exclusive)
         if tree is None:
@@ -123,9 +133,9 @@ class _DeltaChunks(torch.autograd.Function):
         dq = torch.addcmul(d.q, dQg, tree.head)
         dr = torch.addcmul(d.r, dRg, _read_head(tree, exclusive))
         dw = torch.addcmul(d.w, dKg, tree.tail)
-        d_read = dRg * Rg
+        d_read = dRg.mul_(Rg)
         d_head = torch.addcmul(unshift(d_read) if exclusive else d_read, dQg, Qg)
-        d_tail = dKg * Kg
+        d_tail = dKg.mul_(Kg)
         d_total = (h * dh).sum(-1) * tree.total
         if tree.head.shape[-1] != q.shape[-1]:
             d_head, d_tail, d_total = d_head.sum(-1, True), d_tail.sum(-1, True), d_total.sum(-1, True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fla.ops._delta.torch_decay import DecayTree, blocks, decay_gradient, shift, unshift
+from fla.ops._delta.torch_decay import DecayTree, blocks, shift, unshift
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,10 @@ def _channelwise(q: Tensor, r: Tensor, w: Tensor, tree: DecayTree, exclusive: bo
         n = C // (2 * half)
         part = rows.view(X, n, 2, half, 2, K)[:, :, 1] * _row_factors(right, exclusive)
         columns = w.view(X, n, 2, half, K)[:, :, 0] * left
-        product = torch.bmm(part.view(X * n, 2 * half, K), columns.view(X * n, half, K).transpose(1, 2))
+        if half == 1:
+            product = (part * columns.unsqueeze(2)).sum(-1)
+        else:
+            product = torch.bmm(part.view(X * n, 2 * half, K), columns.view(X * n, half, K).mT)
         blocks(scores, half).copy_(product.view(X, n, half, 2, half))
     return Scores(scores[:, :, 0], scores[:, :, 1])
 
@@ -118,13 +121,38 @@ def _channelwise_backward(
         factors = _row_factors(right, exclusive)
         part = rows.view(X, n, 2, half, 2, K)[:, :, 1] * factors
         columns = w.view(X, n, 2, half, K)[:, :, 0] * left
-        d_block = blocks(d_scores, half).reshape(X * n, 2 * half, half)
-        d_part = torch.bmm(d_block, columns.view(X * n, half, K)).view_as(part)
-        d_columns = torch.bmm(d_block.transpose(1, 2), part.view(X * n, 2 * half, K)).view_as(columns)
+        d_block = blocks(d_scores, half)
+        if half == 1:
+            d_part = d_block * columns.unsqueeze(2)
+            d_columns = (d_block * part).sum(3)
+        else:
+            d_block = d_block.reshape(X * n, 2 * half, half)
+            d_part = torch.bmm(d_block, columns.view(X * n, half, K)).view_as(part)
+            d_columns = torch.bmm(d_block.mT, part.view(X * n, 2 * half, K)).view_as(columns)
         d_rows.view(X, n, 2, half, 2, K)[:, :, 1].addcmul_(d_part, factors)
         dw.view(X, n, 2, half, K)[:, :, 0].addcmul_(d_columns, left)
         levels.append((_log_row_gradient(d_part.mul_(part), exclusive), d_columns.mul_(columns)))
     return ScoresGradient(d_rows[:, :, 0], d_rows[:, :, 1], dw, levels)
+
+
+def unit_lower_inverse(L: Tensor) -> Tensor:
+    """``(I + L)^-1`` for the part of ``L [X, C, C]`` below the diagonal, block by block: ``[[P, 0], [B, Q]]`` has the inverse
+    ``[[P', 0], [-Q' B P', Q']]``."""
+    X, C, _ = L.shape
+    inverse = torch.eye(C, dtype=L.dtype, device=L.device).expand(X, C, C).contiguous()
+    L, square = L.unsqueeze(2), inverse.unsqueeze(2)
+    half = 1
+    while half < C:
+        n = C // (2 * half)
+        below = blocks(L, half)
+        if half > 1:
+            halves = inverse.view(X, n, 2, half, n, 2, half)
+            P, Q = (halves[:, :, i, :, :, i].diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2) for i in (0, 1))
+            P, Q, below = (t.reshape(X * n, half, half) for t in (P, Q, below))
+            below = torch.bmm(Q, torch.bmm(below, P)).view(X, n, half, 1, half)
+        torch.neg(below, out=blocks(square, half))
+        half *= 2
+    return inverse
 
 
 def scores(q: Tensor, r: Tensor, w: Tensor, tree: DecayTree | None, exclusive: bool) -> Scores:
@@ -141,6 +169,3 @@ def scores_backward(
     if tree is None or tree.head.shape[-1] != q.shape[-1]:
         return _dense_backward(s, dA, dL, q, r, w, tree, exclusive)
     return _channelwise_backward(dA, dL, q, r, w, tree, exclusive)
-
-
-__all__ = ["Scores", "ScoresGradient", "decay_gradient", "scores", "scores_backward"]
