@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,34 @@ class VectorCall:
     v_first: bool = False
     uncovered: bool = False
     keep: bool = False
+
+
+def _one_matrices(dtype: torch.dtype, device: torch.device) -> Tensor:
+    i = torch.arange(64, device=device)[:, None]
+    t = torch.arange(64, device=device)[None, :]
+    same = i // 32 == t // 32
+    out = [(i >= t) & same, (i < t) & same, ~same]
+    for half in (16, 8, 4, 2, 1):
+        mid = i // (2 * half) * (2 * half) + half
+        out.append(((i >= mid) & (t >= mid) & (t <= i)) | ((i < mid) & (t > i) & (t < mid)))
+    return torch.stack(out).to(dtype)
+
+
+_cached_ones = functools.lru_cache(maxsize=32)(_one_matrices)
+
+
+def one_matrices(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """0/1 matrices `[8, 64, 64]` whose products with gates `[64 tokens, channels]` are sums over tokens.
+
+    0: up to and with the token, 1: after it, both inside its block of 32; 2: all of the other block; 3..7: levels of the
+    tree of the exact scores. Blocks of 32, 16, 8, 4 and 2 tokens are split in the middle: a token of the second half
+    needs the decay from the middle up to itself, one of the first half the decay after itself up to the middle, so that
+    factors never exceed 1, for any gate.
+    """
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        # Memory of a capture belongs to its graph.
+        return _one_matrices(dtype, device)
+    return _cached_ones(dtype, device)
 
 
 def _rows(x: Tensor, block: tuple[int, int], tma: bool) -> Any:
@@ -139,7 +168,6 @@ class Work:
             "BETA": call.beta,
             "NORM": call.norm,
             "EXACT": call.exact,
-            "GPREC": p.gprec,
             "GTMA": self.gtma,
         }
 
@@ -178,6 +206,7 @@ class Work:
             self.a_log,
             self.dt_bias,
             self.table.rows,
+            one_matrices(torch.float16 if p.gprec == "fp16" else torch.float32, self.q.device),
             self.mat(self.tiles, 64, p.kb),
             self.mat(self.mats, 64, 32),
             self.decay,
@@ -192,6 +221,7 @@ class Work:
             KP=p.kp,
             KB=p.kb,
             TRAIN=train,
+            GPREC=p.gprec,
             SD=_TL[p.score],
             IPREC=p.iprec,
             **self.gates,
@@ -358,6 +388,7 @@ class Work:
                 self.mat(states, p.vb, p.gkb),
                 self.mat(exits, p.vb, p.gkb),
                 self.norms,
+                one_matrices(torch.bfloat16 if p.gscore == "bf16" else torch.float32, self.q.device),
                 self.a_log,
                 self.dt_bias,
                 self.table.rows,
@@ -377,8 +408,10 @@ class Work:
                 KB=p.gkb,
                 NS=p.gns,
                 VB=p.vb,
+                GPREC=p.prec,
                 SD=_TL[p.gscore],
                 OTMA=otma,
+                STAGES=p.grad.stages,
                 **self.dims,
                 **self.gates,
                 **self.common,

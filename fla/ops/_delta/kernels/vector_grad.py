@@ -3,6 +3,9 @@
 
 New values V, their gradients y and the states are facts of a token, not of a chunk: the scans make them 32 tokens at
 a time and this kernel uses them 64 at a time, which halves the states to store and fills the tensor cores.
+
+Each score gradient and each operand is rounded once, and the rounded ones also weigh the gradient of the decay, so that
+what the two tokens of a pair contribute to it cancels exactly wherever it must.
 """
 
 import triton
@@ -13,121 +16,57 @@ from fla.ops._delta.kernels.vector_math import (
     SHIFT,
     UNSHIFT,
     ex2,
+    gate_sum,
     grad_sum,
     level_pairs,
-    level_sums,
     load_tile,
     log_decay,
     log_decay_grad,
+    one_matrix,
+    split_gates,
     store_tile,
-    token_sum,
     write_rate,
 )
 
 
 @triton.jit
-def bounded_pairs(
-    dA, F, unit, bt, kn, qn, gs, QS, YS, VX, ss, SD: tl.constexpr, PREC: tl.constexpr, GPREC: tl.constexpr
-):
-    """All terms of one channel slice under a bounded gate: two diagonal blocks of 32 with a fixed anchor and the block
-    below them. Returns (dq, read side of dk without beta, write side of dk, gradient of the log decay).
+def bounded_pairs(A, F, At, Ft, top, bt, kn, qn, E, Ei, es, PREC: tl.constexpr):
+    """All pairs under a bounded gate: inside the blocks of 32 by factors ``E`` and ``Ei`` from an anchor below the block's
+    start, across the middle from the anchor of the second block.
 
-    Each score matrix is rounded once and the rounded operands also weigh the gradients of the decay, so that what the
-    two tokens of a pair contribute cancels exactly wherever it must. ``dA`` and ``F`` come in units of ``unit``, so that
-    their products with factors near 2^-116 stay inside fp32's range whatever the scale of the loss.
+    Tokens are split into the two blocks by operands that are 0 in one of them or by choosing rows of a result, never by
+    masking the score matrices. Returns the gradients of q, of k read and of k written, and the decay's gradient in its
+    prefix and suffix parts.
     """
-    i = tl.arange(0, 64)[:, None]
-    j = tl.arange(0, 64)[None, :]
-    same = (i // 32) == (j // 32)
-    top = i < 32
-    tri = tl.where((i >= j) & same, 1.0, 0.0)
-    tru = tl.where((i < j) & same, 1.0, 0.0)
-    swap = tl.where(same, 0.0, 1.0)
-    eg = ex2(tl.sum(gs.to(tl.float32), 0))
-    ex = ex2(token_sum(swap, gs, GPREC))
-    es = ex2(token_sum(tru, gs, GPREC))
-    G = token_sum(tri, gs, GPREC)
-    E = ex2(G + SHIFT)
-    Ei = ex2((G + SHIFT) * -1.0)
-    # between the chunk and the states at its ends
-    pre = E * UNSHIFT
-    pre = tl.where(top, pre, pre * ex)
-    suf = tl.where(top, es * ex, es)
-    dq = pre * QS
-    dr = -(pre * YS)
-    dw = suf * VX
-    hp = qn * dq + bt * (kn * dr)
-    hs = kn * dw
-    dg = grad_sum(swap, tl.where(top, hs, hp), SD, PREC, False)
-    # the block below the diagonal: factors of at most 1 from the middle of the chunk
-    off = ~same
-    Eo = E * UNSHIFT
-    ko = (kn * es).to(SD)
-    A = tl.where(off, dA, 0.0).to(SD)
-    Fo = tl.where(off, F, 0.0)
-    xq = Eo * tl.dot(A, ko, input_precision=PREC)
-    xr = Eo * tl.dot(Fo.to(SD), ko, input_precision=PREC)
-    ac = tl.dot(tl.trans(A), (qn * Eo).to(SD), input_precision=PREC)
-    ac = tl.dot(tl.trans((Fo * bt).to(SD)), (kn * Eo).to(SD), ac, input_precision=PREC)
-    xw = es * ac
-    hs += unit * (kn * xw)
-    dg += grad_sum(tl.where((j < i) & same, 1.0, 0.0), hs, SD, PREC, False)
-    # the diagonal blocks
-    hx = qn * xq + bt * (kn * xr)
-    A = tl.where(same, dA, 0.0).to(SD)
-    Fd = tl.where(same, F, 0.0)
-    Fb = (Fd * bt).to(SD)
-    kc = (kn * Ei).to(SD)
-    qr = (qn * E).to(SD)
-    kr = (kn * E).to(SD)
-    aq = tl.dot(A, kc, input_precision=PREC)
-    xq += E * aq
-    ab = tl.dot(Fb, kc, input_precision=PREC)
-    ac = tl.dot(tl.trans(A), qr, input_precision=PREC)
-    ac = tl.dot(tl.trans(Fb), kr, ac, input_precision=PREC)
-    xw += Ei * ac
-    hx += qr.to(tl.float32) * aq + kr.to(tl.float32) * ab - kc.to(tl.float32) * ac
-    xr += E * tl.dot(Fd.to(SD), kc, input_precision=PREC)
-    dg += grad_sum(tl.where((j >= i) & same, 1.0, 0.0), hp + unit * hx, SD, PREC, True)
-    dg += (eg * ss)[None, :]
-    return dq + unit * xq, dr + unit * xr, dw + unit * xw, dg
+    Eo = tl.where(top, es * UNSHIFT, Ei)
+    kc = (kn * Ei).to(A.dtype)
+    ko = (kn * Eo).to(A.dtype)
+    aq = tl.where(top, tl.dot(A, kc, input_precision=PREC), tl.dot(A, ko, input_precision=PREC))
+    ar = tl.where(top, tl.dot(F, kc, input_precision=PREC), tl.dot(F, ko, input_precision=PREC))
+    qr = (qn * E).to(A.dtype)
+    kr = (kn * (E * bt)).to(A.dtype)
+    w0 = tl.dot(At, tl.where(top, qr, 0.0).to(A.dtype), input_precision=PREC)
+    w0 = tl.dot(Ft, tl.where(top, kr, 0.0).to(A.dtype), w0, input_precision=PREC)
+    w1 = tl.dot(At, tl.where(top, 0.0, qr).to(A.dtype), input_precision=PREC)
+    w1 = tl.dot(Ft, tl.where(top, 0.0, kr).to(A.dtype), w1, input_precision=PREC)
+    hp = qr.to(tl.float32) * aq + kr.to(tl.float32) * ar - kc.to(tl.float32) * tl.where(top, w0, w1)
+    hs = tl.where(top, ko.to(tl.float32) * w1, 0.0)
+    return E * aq, E * ar, Ei * w0 + Eo * w1, hp, hs
 
 
 @triton.jit
-def exact_pairs(dA, F, bt, kn, qn, gs, QS, YS, VX, ss, SD: tl.constexpr, PREC: tl.constexpr, GPREC: tl.constexpr):
-    """As `bounded_pairs` for any gate: pairs by the level of the binary tree at which their tokens part, so that every
-    factor is at most 1 and every sum that the decay's gradient needs has the right sign to start with."""
-    i = tl.arange(0, 64)[:, None]
-    j = tl.arange(0, 64)[None, :]
-    eg = ex2(tl.sum(gs.to(tl.float32), 0))
-    pre = ex2(token_sum(tl.where(i >= j, 1.0, 0.0), gs, GPREC))
-    dq = pre * QS
-    dr = -(pre * YS)
-    dg = grad_sum(tl.where(j >= i, 1.0, 0.0), qn * dq + bt * (kn * dr), SD, PREC, False)
-    dw = ex2(token_sum(tl.where(i < j, 1.0, 0.0), gs, GPREC)) * VX
-    dg += grad_sum(tl.where(j < i, 1.0, 0.0), kn * dw, SD, PREC, False)
-    dg += (eg * ss)[None, :]
-    diag = tl.sum(tl.where(i == j, dA, 0.0), 1)[:, None]
-    dq += diag * kn
-    dw += diag * qn
-    for lv in tl.range(0, 6):
-        half = 32 >> lv
-        f = ex2(token_sum(level_sums(half, 64, False), gs, GPREC))
-        pairs = level_pairs(half, 64)
-        kk = (kn * f).to(SD)
-        qq = (qn * f).to(SD)
-        A = tl.where(pairs, dA, 0.0).to(SD)
-        Fm = tl.where(pairs, F, 0.0)
-        aq = tl.dot(A, kk, input_precision=PREC)
-        ar = tl.dot(Fm.to(SD), kk, input_precision=PREC)
-        ac = tl.dot(tl.trans(A), qq, input_precision=PREC)
-        ac = tl.dot(tl.trans((Fm * bt).to(SD)), kk, ac, input_precision=PREC)
-        dq += f * aq
-        dr += f * ar
-        dw += f * ac
-        x = (qn * f) * aq + (kn * f) * (bt * ar + ac)
-        dg += grad_sum(level_sums(half, 64, True), x, SD, PREC, False)
-    return dq, dr, dw, dg
+def level_terms(A, F, bt, kn, qn, f, half, PREC: tl.constexpr):
+    """Pairs whose tokens part at one level of the tree; every factor ``f`` is at most 1 and each token has one role."""
+    pairs = level_pairs(half, 64)
+    A = tl.where(pairs, A, 0.0).to(A.dtype)
+    F = tl.where(pairs, F, 0.0).to(F.dtype)
+    kk = kn * f
+    kb = kk.to(A.dtype)
+    aq = tl.dot(A, kb, input_precision=PREC)
+    ar = tl.dot(F, kb, input_precision=PREC)
+    aw = tl.dot(tl.trans(A), (qn * f).to(A.dtype), input_precision=PREC)
+    aw = tl.dot(tl.trans(F), (kk * bt).to(A.dtype), aw, input_precision=PREC)
+    return f * aq, f * ar, f * aw, (qn * f) * aq + kk * (bt * ar + aw)
 
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "GROUP", "ROWSALL"])
@@ -144,6 +83,7 @@ def vector_grad(
     states,
     exits,
     norms,
+    ones,
     a_log,
     dt_bias,
     table,
@@ -182,6 +122,7 @@ def vector_grad(
     TMA: tl.constexpr,
     GTMA: tl.constexpr,
     OTMA: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """One program per (channel group of NS slices of KB, head, 64 tokens).
 
@@ -201,13 +142,12 @@ def vector_grad(
     cc = tl.arange(0, KB)
     if n <= 0:
         # an unused row of the chunk table: its parts of the sums over chunks count as 0
-        if GATE > 0:
-            if RATE:
-                tl.store(da + gi, 0.0)
-            if BIAS:
-                for s in tl.static_range(NS):
-                    c = (sg * NS + s) * KB + cc
-                    tl.store(dbias + (it.to(tl.int64) * H + h) * K + c, tl.zeros((KB,), tl.float32), mask=c < K)
+        if RATE:
+            tl.store(da + gi, 0.0)
+        if BIAS:
+            for s in tl.range(0, NS):
+                c = (sg * NS + s) * KB + cc
+                tl.store(dbias + (it.to(tl.int64) * H + h) * K + c, tl.zeros((KB,), tl.float32), mask=c < K)
         return
     NVB: tl.constexpr = VP // VB
     VC: tl.constexpr = V % VB != 0
@@ -217,39 +157,46 @@ def vector_grad(
     r = tl.arange(0, 64)
     i = r[:, None]
     j = r[None, :]
+    top = i < 32
     w = it * H + h
     w64 = w.to(tl.int64)
     at = (row + r).to(tl.int64) * H + h
-    braw = tl.load(beta + at, mask=r < n, other=0.0)
-    bv = write_rate(braw, BETA)
+    bv = write_rate(tl.load(beta + at, mask=r < n, other=0.0), BETA)
     if ROWS:
         bv = tl.where(r < n, bv, 0.0)
     bt = bv[:, None]
     dA = tl.zeros((64, 64), tl.float32)
     F = tl.zeros((64, 64), tl.float32)
-    yv = tl.zeros((64,), tl.float32)
-    od = tl.zeros((64,), tl.float32)
+    # Row products as diagonals of matrix products: every tile stays in shared memory, none in registers.
+    YV = tl.zeros((64, 64), tl.float32)
+    OD = tl.zeros((64, 64), tl.float32)
+    RD: tl.constexpr = ROWS and not TMA
     for b in tl.static_range(NVB):
         vT = load_tile(news, w * VP + b * VB, VB, 0, 64, 64, VB, 64, TMA, False, False)
-        dot = load_tile(do, row, n, h * V + b * VB, V - b * VB, H * V, 64, VB, TMA, ROWS, VC)
+        dot = load_tile(do, row, n, h * V + b * VB, V - b * VB, H * V, 64, VB, TMA, RD, VC)
         dA = tl.dot(dot, vT, dA, input_precision=PREC)
         if NORM:
-            ot = load_tile(o, row, n, h * V + b * VB, V - b * VB, H * V, 64, VB, TMA, ROWS, VC)
-            od += tl.sum(ot.to(tl.float32) * dot.to(tl.float32), 1)
+            ot = load_tile(o, row, n, h * V + b * VB, V - b * VB, H * V, 64, VB, TMA, RD, VC)
+            OD = tl.dot(dot, tl.trans(ot), OD, input_precision=PREC)
         yT = load_tile(ys, w * VP + b * VB, VB, 0, 64, 64, VB, 64, TMA, False, False)
-        yt = tl.trans(yT)
-        F = tl.dot(yt, vT, F, input_precision=PREC)
-        vt = load_tile(v, row, n, h * V + b * VB, V - b * VB, H * V, 64, VB, TMA, ROWS, VC)
-        yv += tl.sum(yt.to(tl.float32) * vt.to(tl.float32), 1)
+        F = tl.dot(tl.trans(yT), vT, F, input_precision=PREC)
+        vt = load_tile(v, row, n, h * V + b * VB, V - b * VB, H * V, 64, VB, TMA, RD, VC)
+        YV = tl.dot(tl.trans(yT), tl.trans(vt), YV, input_precision=PREC)
     yV = tl.sum(tl.where(i == j, F, 0.0), 1)
-    dA = tl.where(i >= j, dA, 0.0)
+    keep = i >= j
+    own = i == j
+    if ROWS:
+        keep = keep & (i < n)
+        own = own & (i < n)
+    yv = tl.sum(tl.where(own, YV, 0.0), 1)
+    od = tl.sum(tl.where(own, OD, 0.0), 1)
+    dA = tl.where(keep, dA, 0.0)
     F = tl.where(i > j, -F, 0.0)
-    unit = 1.0
-    if not EXACT:
-        top = tl.max(tl.max(tl.maximum(tl.abs(dA), tl.abs(F)), 1), 0)
-        unit = tl.where(top > 0.0, tl.exp2(tl.floor(tl.log2(top))), 1.0)
-        dA = dA * (1.0 / unit)
-        F = F * (1.0 / unit)
+    # In units of the largest, so that products with factors near 2^-116 stay inside fp32's range for any scale of loss.
+    big = tl.max(tl.max(tl.maximum(tl.abs(dA), tl.abs(F)), 1), 0)
+    unit = tl.where(big > 0.0, tl.exp2(tl.floor(tl.log2(big))), 1.0)
+    A = (dA * (1.0 / unit)).to(SD)
+    F = (F * (1.0 / unit)).to(SD)
     rq = tl.zeros((64,), tl.float32) + 1.0
     rk = rq
     if NORM:
@@ -258,31 +205,16 @@ def vector_grad(
     fq = rq * rq * od
     fk = rk * rk * (2.0 * yV - bv * yv)
     rq = rq * scale
-    dbv = tl.zeros((64,), tl.float32)
-    if sg == 0:
-        dbv = yv
+    dbv = yv * tl.where(sg == 0, 1.0, 0.0)
     rate = 1.0
     if RATE:
         rate = tl.exp(tl.load(a_log + h).to(tl.float32))
     dav = 0.0
-    for s in tl.static_range(NS):
+    tri = one_matrix(ones, 0)
+    tru = one_matrix(ones, 1)
+    swap = one_matrix(ones, 2)
+    for s in tl.range(0, NS, num_stages=STAGES):
         c0 = (sg * NS + s) * KB
-        QS = tl.zeros((64, KB), tl.float32)
-        YS = tl.zeros((64, KB), tl.float32)
-        VX = tl.zeros((64, KB), tl.float32)
-        ss = tl.zeros((KB,), tl.float32)
-        for b in tl.static_range(NVB):
-            if NVB > 1:
-                vT = load_tile(news, w * VP + b * VB, VB, 0, 64, 64, VB, 64, TMA, False, False)
-                dot = load_tile(do, row, n, h * V + b * VB, V - b * VB, H * V, 64, VB, TMA, ROWS, VC)
-                yT = load_tile(ys, w * VP + b * VB, VB, 0, 64, 64, VB, 64, TMA, False, False)
-                yt = tl.trans(yT)
-            St = load_tile(states, w * VP + b * VB, VB, c0, KP, KP, VB, KB, TMA, False, False)
-            Xt = load_tile(exits, w * VP + b * VB, VB, c0, KP, KP, VB, KB, TMA, False, False)
-            ss += tl.sum(St.to(tl.float32) * Xt.to(tl.float32), 0)
-            QS = tl.dot(dot, St, QS, input_precision=PREC)
-            YS = tl.dot(yt, St, YS, input_precision=PREC)
-            VX = tl.dot(tl.trans(vT), Xt, VX, input_precision=PREC)
         x = load_tile(g, row, n, h * K + c0, K - c0, H * K, 64, KB, GTMA, ROWS, KC).to(tl.float32)
         bias = 0.0
         if BIAS:
@@ -290,45 +222,101 @@ def vector_grad(
         gl = log_decay(x, rate, bias, lower, GATE, EXACT)
         if ROWS:
             gl = tl.where(i < n, gl, 0.0)
-        gs = gl
-        if GPREC == "fp16":
-            gs = gl.to(tl.float16)
+        gh, gr = split_gates(gl, SD)
+        ex = ex2(gate_sum(swap, gh, gr, SD, GPREC))
+        es = ex2(gate_sum(tru, gh, gr, SD, GPREC))
+        G = gate_sum(tri, gh, gr, SD, GPREC)
+        # between the chunk and the states at its ends
+        QS = tl.zeros((64, KB), tl.float32)
+        YS = tl.zeros((64, KB), tl.float32)
+        VX = tl.zeros((64, KB), tl.float32)
+        ss = tl.zeros((KB,), tl.float32)
+        for b in tl.static_range(NVB):
+            if NVB > 1:
+                vT = load_tile(news, w * VP + b * VB, VB, 0, 64, 64, VB, 64, TMA, False, False)
+                dot = load_tile(do, row, n, h * V + b * VB, V - b * VB, H * V, 64, VB, TMA, RD, VC)
+                yT = load_tile(ys, w * VP + b * VB, VB, 0, 64, 64, VB, 64, TMA, False, False)
+            St = load_tile(states, w * VP + b * VB, VB, c0, KP, KP, VB, KB, TMA, False, False)
+            Xt = load_tile(exits, w * VP + b * VB, VB, c0, KP, KP, VB, KB, TMA, False, False)
+            ss += tl.sum(St.to(tl.float32) * Xt.to(tl.float32), 0)
+            QS = tl.dot(dot, St, QS, input_precision=PREC)
+            YS = tl.dot(tl.trans(yT), St, YS, input_precision=PREC)
+            VX = tl.dot(tl.trans(vT), Xt, VX, input_precision=PREC)
+        if ROWS:
+            QS = tl.where(i < n, QS, 0.0)
         kf = load_tile(k, row, n, hk * K + c0, K - c0, HK * K, 64, KB, TMA, ROWS, KC).to(tl.float32)
         qf = load_tile(q, row, n, hk * K + c0, K - c0, HK * K, 64, KB, TMA, ROWS, KC).to(tl.float32)
+        kn = kf * rk[:, None]
+        qn = qf * rq[:, None]
         if EXACT:
-            xq, xr, xw, xg = exact_pairs(
-                dA, F, bt, kf * rk[:, None], qf * rq[:, None], gs, QS, YS, VX, ss, SD, PREC, GPREC
-            )
+            Ed = ex2(G)
+        if not EXACT:
+            E = ex2(G + SHIFT)
+            Ed = E * UNSHIFT
+        pre = tl.where(top, Ed, Ed * ex)
+        xq = pre * QS
+        xr = -(pre * YS)
+        xw = tl.where(top, es * ex, es) * VX
+        hp = qn * xq + bt * (kn * xr)
+        hs = kn * xw
+        xg = grad_sum(swap, tl.where(top, hs, hp), SD, PREC, False)
+        xg += (ex2(tl.sum(gl, 0)) * ss)[None, :]
+        if EXACT:
+            diag = (tl.sum(tl.where(i == j, A.to(tl.float32), 0.0), 1) * unit)[:, None]
+            xq += diag * kn
+            xw += diag * qn
+            pq, pr, pw, pp = level_terms(A, F, bt, kn, qn, tl.where(top, es, Ed), 32, PREC)
+            hs += tl.where(top, unit * pp, 0.0)
+            hp += tl.where(top, 0.0, unit * pp)
         else:
-            xq, xr, xw, xg = bounded_pairs(
-                dA, F, unit, bt, kf * rk[:, None], qf * rq[:, None], gs, QS, YS, VX, ss, SD, PREC, GPREC
-            )
+            Ei = ex2((G + SHIFT) * -1.0)
+            pq, pr, pw, pp, ps = bounded_pairs(A, F, tl.trans(A), tl.trans(F), top, bt, kn, qn, E, Ei, es, PREC)
+            hp += unit * pp
+            hs += unit * ps
+        xq += unit * pq
+        xr += unit * pr
+        xw += unit * pw
+        # the sum over the tokens before: tri less the diagonal
+        xg += grad_sum(tri, hs, SD, PREC, False) - hs
+        if EXACT:
+            for lv in tl.range(0, 5):
+                m = one_matrix(ones, 3 + lv)
+                f = ex2(gate_sum(m, gh, gr, SD, GPREC))
+                pq, pr, pw, pp = level_terms(A, F, bt, kn, qn, f, 16 >> lv, PREC)
+                xq += unit * pq
+                xr += unit * pr
+                xw += unit * pw
+                xg += grad_sum(tl.trans(m), unit * pp, SD, PREC, False)
+        # the sum over the tokens after and the token itself: tru and the diagonal
+        xg += grad_sum(tru, hp, SD, PREC, not EXACT) + hp
         dbv += tl.sum(kf * xr, 1) * rk
         xq = xq * rq[:, None]
         xk = (xr * bt + xw) * rk[:, None]
         if NORM:
             xq -= qf * fq[:, None]
             xk -= kf * fk[:, None]
-        ot_: tl.constexpr = OTMA and not KC
-        store_tile(
-            dq, xq.to(dq.dtype.element_ty if not ot_ else DT), row, n, h * K + c0, K - c0, H * K, 64, KB, ot_, ROWS, KC
-        )
-        store_tile(
-            dk, xk.to(dk.dtype.element_ty if not ot_ else DT), row, n, h * K + c0, K - c0, H * K, 64, KB, ot_, ROWS, KC
-        )
-        x, xa = log_decay_grad(xg, x, rate, bias, lower, GATE)
-        if ROWS:
-            x = tl.where(i < n, x, 0.0)
-            xa = tl.where(i < n, xa, 0.0)
-        if GATE > 0 and RATE:
-            if KC:
-                xa = tl.where(c0 + cc[None, :] < K, xa, 0.0)
-            dav += tl.sum(tl.sum(xa, 1), 0)
-        if GATE > 0 and BIAS:
-            tl.store(dbias + (w64 * K + c0 + cc), tl.sum(x, 0), mask=c0 + cc < K)
-        store_tile(dg, x.to(dg.dtype.element_ty), row, n, h * K + c0, K - c0, H * K, 64, KB, False, ROWS, KC)
+        if OTMA:
+            dq.store([row, h * K + c0], xq.to(DT))
+            dk.store([row, h * K + c0], xk.to(DT))
+        else:
+            store_tile(dq, xq.to(dq.dtype.element_ty), row, n, h * K + c0, K - c0, H * K, 64, KB, False, ROWS, KC)
+            store_tile(dk, xk.to(dk.dtype.element_ty), row, n, h * K + c0, K - c0, H * K, 64, KB, False, ROWS, KC)
+        if GATE > 0:
+            xg, xa = log_decay_grad(xg, x, rate, bias, lower, GATE)
+            if RATE:
+                if ROWS:
+                    xa = tl.where(i < n, xa, 0.0)
+                if KC:
+                    xa = tl.where(c0 + cc[None, :] < K, xa, 0.0)
+                dav += tl.sum(tl.sum(xa, 1), 0)
+            if BIAS:
+                y = xg
+                if ROWS:
+                    y = tl.where(i < n, xg, 0.0)
+                tl.store(dbias + (w64 * K + c0 + cc), tl.sum(y, 0), mask=c0 + cc < K)
+        store_tile(dg, xg.to(dg.dtype.element_ty), row, n, h * K + c0, K - c0, H * K, 64, KB, False, ROWS, KC)
     if BETA > 0:
         dbv = dbv * bv * (1.0 - bv / BETA)
     tl.store(db + (sg.to(tl.int64) * ROWSALL) * H + at, dbv, mask=r < n)
-    if GATE > 0 and RATE:
+    if RATE:
         tl.store(da + gi, dav)

@@ -148,44 +148,51 @@ def write_rate(x, BETA: tl.constexpr):
 
 
 @triton.jit
-def token_sum(M, g, PREC: tl.constexpr):
-    """0/1 matrix times gates ``g`` in fp32 (PREC given) or already rounded to fp16 (PREC "fp16")."""
-    if PREC == "fp16":
-        return tl.dot(M.to(tl.float16), g)
+def one_matrix(ones, index):
+    """0/1 matrix ``index`` of the constants that `vector_autograd.one_matrices` builds."""
+    r = tl.arange(0, 64)
+    return tl.load(ones + index * 4096 + r[:, None] * 64 + r[None, :])
+
+
+@triton.jit
+def split_gates(g, SD: tl.constexpr):
+    """Gates as one fp32 operand, or as two bf16 operands whose sum keeps 16 bits."""
+    if tl.float32 == SD:
+        return g, g
     else:
-        return tl.dot(M.to(tl.float32), g, input_precision=PREC)
+        hi = g.to(tl.bfloat16)
+        return hi, (g - hi.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
+def gate_sum(M, hi, lo, SD: tl.constexpr, PREC: tl.constexpr):
+    """0/1 matrix times gates as `split_gates` made them."""
+    if tl.float32 == SD:
+        return tl.dot(M, hi, input_precision=PREC)
+    else:
+        return tl.dot(M, lo, tl.dot(M, hi))
+
+
+@triton.jit
+def token_sum(M, g, PREC: tl.constexpr):
+    """0/1 matrix times gates ``g``: fp32 (PREC given) or rounded to fp16 (PREC "fp16")."""
+    if PREC == "fp16":
+        return tl.dot(M, g)
+    else:
+        return tl.dot(M, g, input_precision=PREC)
 
 
 @triton.jit
 def grad_sum(M, h, SD: tl.constexpr, PREC: tl.constexpr, SPLIT: tl.constexpr):
     """0/1 matrix times gradients. 16-bit: bf16 for its range, in two parts where large terms cancel (SPLIT)."""
-    if SD == tl.float32:
-        return tl.dot(M.to(tl.float32), h, input_precision=PREC)
+    if tl.float32 == SD:
+        return tl.dot(M, h, input_precision=PREC)
     else:
-        m = M.to(tl.bfloat16)
         hi = h.to(tl.bfloat16)
-        y = tl.dot(m, hi)
+        y = tl.dot(M, hi)
         if SPLIT:
-            y = tl.dot(m, (h - hi.to(tl.float32)).to(tl.bfloat16), y)
+            y = tl.dot(M, (h - hi.to(tl.float32)).to(tl.bfloat16), y)
         return y
-
-
-@triton.jit
-def level_sums(b, N: tl.constexpr, TRANS: tl.constexpr):
-    """0/1 matrix of level ``b`` of the exact score tree over N tokens.
-
-    Blocks of ``2 b`` tokens are split in the middle. A token of the second half needs the decay from the middle up to
-    itself, one of the first half the decay after itself up to the middle: factors never exceed 1, for any gate.
-    """
-    if TRANS:
-        i = tl.arange(0, N)[None, :]
-        t = tl.arange(0, N)[:, None]
-    else:
-        i = tl.arange(0, N)[:, None]
-        t = tl.arange(0, N)[None, :]
-    mid = (i // (2 * b)) * (2 * b) + b
-    late = i >= mid
-    return tl.where((late & (t >= mid) & (t <= i)) | ((i < mid) & (t > i) & (t < mid)), 1.0, 0.0)
 
 
 @triton.jit

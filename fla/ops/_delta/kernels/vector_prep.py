@@ -11,9 +11,9 @@ from fla.ops._delta.kernels.vector_math import (
     diag32,
     ex2,
     level_pairs,
-    level_sums,
     load_tile,
     log_decay,
+    one_matrix,
     store_tile,
     token_sum,
     write_rate,
@@ -29,6 +29,7 @@ def vector_prep(
     a_log,
     dt_bias,
     table,
+    ones,
     tiles,
     mats,
     decay,
@@ -84,7 +85,6 @@ def vector_prep(
     w = it * H + h
     same = (i // 32) == (j // 32)
     tri = (i >= j) & same
-    tru = (i < j) & same
     rate = 1.0
     if RATE:
         rate = tl.exp(tl.load(a_log + h).to(tl.float32))
@@ -122,9 +122,9 @@ def vector_prep(
             rk = tl.rsqrt(tl.sum(kn * kn, 1) + NORM_EPS)
         if NORM:
             kn = kn * rk[:, None]
-        ku = kn * ex2(token_sum(tl.where(tru, 1.0, 0.0), gs, GPREC))
+        ku = kn * ex2(token_sum(one_matrix(ones, 1), gs, GPREC))
         store_tile(tiles, ku.to(DT), w * 192 + 64, 64, c0, KP, KP, 64, KB, TMA, False, False)
-        G = token_sum(tl.where(tri, 1.0, 0.0), gs, GPREC)
+        G = token_sum(one_matrix(ones, 0), gs, GPREC)
         if EXACT:
             E = ex2(G)
             kd = kn * E
@@ -148,7 +148,7 @@ def vector_prep(
             diag += tl.sum(qn * kn, 1)
             for lv in tl.range(0, 5):
                 half = 16 >> lv
-                f = ex2(token_sum(level_sums(half, 64, False), gs, GPREC))
+                f = ex2(token_sum(one_matrix(ones, 3 + lv), gs, GPREC))
                 kk_ = (kn * f).to(SD)
                 pairs = level_pairs(half, 64)
                 Pk += tl.where(pairs, tl.dot(kk_, tl.trans(kk_), input_precision=PREC), 0.0)
