@@ -127,23 +127,23 @@ class KimiDeltaAttention(RecurrentLayer):
         (q, k, v), conv_state = self.project(x, "qkv", state.get("conv_state"), keep_state, cu_seqlens, **kwargs)
         q, k = (t.unflatten(-1, (self.num_heads, self.head_k_dim)) for t in (q, k))
         v = v.unflatten(-1, (self.num_v_heads, self.head_v_dim))
-        options: dict[str, Any] = dict(
-            g=self.f_proj(x).unflatten(-1, (self.num_v_heads, self.head_k_dim)),
-            beta=self.b_proj(x),
-            A_log=self.A_log,
-            dt_bias=self.dt_bias,
-            initial_state=state.get("recurrent_state"),
-            output_final_state=keep_state,
-            use_qk_l2norm_in_kernel=True,
-            use_gate_in_kernel=True,
-            use_beta_sigmoid_in_kernel=True,
-            allow_neg_eigval=self.allow_neg_eigval,
-            lower_bound=self.lower_bound,
-            state_v_first=True,
-            cu_seqlens=cu_seqlens,
-        )
+        options: dict[str, Any] = {
+            "g": self.f_proj(x).unflatten(-1, (self.num_v_heads, self.head_k_dim)),
+            "beta": self.b_proj(x),
+            "A_log": self.A_log,
+            "dt_bias": self.dt_bias,
+            "initial_state": state.get("recurrent_state"),
+            "output_final_state": keep_state,
+            "use_qk_l2norm_in_kernel": True,
+            "use_gate_in_kernel": True,
+            "use_beta_sigmoid_in_kernel": True,
+            "allow_neg_eigval": self.allow_neg_eigval,
+            "lower_bound": self.lower_bound,
+            "state_v_first": True,
+            "cu_seqlens": cu_seqlens,
+        }
         if mode == "chunk":
-            o, recurrent_state = chunk_kda(q, k, v, safe_gate=self.safe_gate, **options)
+            o, recurrent_state = chunk_kda(q, k, v, safe_gate=self.safe_gate, **options)[:2]
         else:
             o, recurrent_state = fused_recurrent_kda(q, k, v, **options)
         gate = self.g_proj(x).unflatten(-1, (self.num_v_heads, self.head_v_dim))

@@ -57,10 +57,10 @@ def tied_weights(head: str, embeddings: str) -> Any:
     return {head: embeddings} if VERSION.major >= 5 else [head]
 
 
-def checkpointing_layer() -> type:
-    """Base class of blocks that gradient checkpointing wraps."""
-    try:  # 4.53
-        from transformers.modeling_layers import GradientCheckpointingLayer
+def checkpointing_layer() -> Any:
+    """Base class of blocks that gradient checkpointing wraps; transformers has one since 4.53."""
+    try:
+        from transformers import modeling_layers
     except ImportError:
-        from fla.models.modeling_layers import GradientCheckpointingLayer
-    return GradientCheckpointingLayer
+        from fla.models import modeling_layers  # type: ignore[no-redef]
+    return modeling_layers.GradientCheckpointingLayer

@@ -60,7 +60,7 @@ class FLAConfig(PreTrainedConfig):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # transformers 5 makes configs dataclasses and would replace an inherited constructor by a generated one.
         if "__init__" not in cls.__dict__:
-            cls.__init__ = _config_init  # type: ignore[method-assign,assignment]
+            cls.__init__ = _config_init  # type: ignore[method-assign]
         super().__init_subclass__(**kwargs)
         if cls.__dict__["__init__"] is _config_init and "__signature__" not in cls.__dict__:
             cls.__signature__ = _signature(cls.fields)  # type: ignore[attr-defined]
@@ -97,7 +97,9 @@ def _config_init(self: FLAConfig, *args: Any, **kwargs: Any) -> None:
         validate_loss_config(values["fuse_cross_entropy"], values.get("fuse_linear_cross_entropy", False))
     validate_attnres_config(values.get("attnres_block_size"))
     # The base class keeps these itself in some versions.
-    base = {n: values.get(n) for n in ("pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings")}
+    base: dict[str, Any] = {
+        n: values.get(n) for n in ("pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings")
+    }
     own = {name: value for name, value in values.items() if name not in base}
     # `attn` is checked against the depth, which has to be known first.
     for name in sorted(own, key=lambda n: n == "attn"):

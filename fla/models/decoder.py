@@ -54,8 +54,8 @@ def make_mixer(family: Family, config: Any, layer_idx: int) -> nn.Module:
         if error.name != "fla.layers.attn":
             raise
         raise NotImplementedError(
-            f"`attn` asks for softmax attention in layer {layer_idx}, but this version has no fla.layers.attn.Attention "
-            "yet; set attn=None."
+            f"`attn` asks for softmax attention in layer {layer_idx}, but this version has no layer "
+            "fla.layers.attn.Attention yet; set attn=None."
         ) from None
     options = {name: spec[name] for name in ("num_heads", "num_kv_heads", "qkv_bias", "window_size", "rope_theta")}
     return Attention(
@@ -66,7 +66,7 @@ def make_mixer(family: Family, config: Any, layer_idx: int) -> nn.Module:
     )
 
 
-class Block(GradientCheckpointingLayer):  # type: ignore[misc]
+class Block(GradientCheckpointingLayer):
     """``h += attn(attn_norm(h)); h += mlp(mlp_norm(h))``."""
 
     family: ClassVar[Family]
@@ -122,7 +122,7 @@ class FLAPreTrainedModel(PreTrainedModel):
     _supports_cache_class = True
     # A recurrent state cannot be rolled back, so that generation strategies which guess ahead are refused.
     _is_stateful = True
-    _skip_keys_device_placement: ClassVar[Any] = ["past_key_values", "cache"]
+    _skip_keys_device_placement = ["past_key_values", "cache"]  # noqa: RUF012 (transformers declares it so)
     _input_embed_layer = "embeddings"
 
     def _init_weights(self, module: nn.Module, prenorm_residual_strategy: str | None = None) -> None:
@@ -133,8 +133,8 @@ class FLAPreTrainedModel(PreTrainedModel):
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, mean=0.0, std=self.config.initializer_range)
-        elif hasattr(module, "reset_parameters"):
-            module.reset_parameters()
+        elif callable(reset := getattr(module, "reset_parameters", None)):
+            reset()
         if prenorm_residual_strategy is not None:
             self._init_residual(module, prenorm_residual_strategy)
 

@@ -16,6 +16,7 @@ class GradientCheckpointingLayer(nn.Module):
     """A block whose activations ``gradient_checkpointing_enable`` recomputes in the backward pass."""
 
     gradient_checkpointing = False
+    _gradient_checkpointing_func: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the block, under ``_gradient_checkpointing_func`` while training with checkpointing on."""

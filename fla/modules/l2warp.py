@@ -17,7 +17,7 @@ class L2Wrap(torch.autograd.Function):
     """Autograd of :func:`l2_warp`."""
 
     @staticmethod
-    def forward(ctx: Any, loss: Tensor, logits: Tensor, l2_penalty_factor: float = 1e-4) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, loss: Tensor, logits: Tensor, l2_penalty_factor: float = 1e-4) -> Tensor:
         # The largest logits are all that is needed later: the logits themselves may be overwritten by then.
         value, column = logits.max(-1, keepdim=True)
         ctx.save_for_backward(value, column)
@@ -26,7 +26,7 @@ class L2Wrap(torch.autograd.Function):
         return loss.clone()
 
     @staticmethod
-    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor, Tensor, None]:
         value, column = ctx.saved_tensors
         grad = value.new_zeros(ctx.shape).scatter_(-1, column, (upcast(value) * ctx.factor * dloss).to(ctx.dtype))
         return dloss, grad, None

@@ -81,20 +81,18 @@ def _check_parameters(x: Tensor, weight: Tensor | None, bias: Tensor | None, act
     return weight
 
 
-def _check_conv(  # type: ignore[no-untyped-def]
-    x,
-    weight=None,
-    bias=None,
-    residual=None,
-    initial_state=None,
-    output_final_state=False,
-    activation=None,
-    backend="triton",
-    cu_seqlens=None,
-    cu_seqlens_cpu=None,
-    chunk_indices=None,
-    cp_context=None,
-    seq_idx=None,
+def _check_conv(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    initial_state: Tensor | None,
+    activation: str | None,
+    backend: str,
+    cu_seqlens: Tensor | None,
+    cu_seqlens_cpu: Tensor | None,
+    cp_context: Any,
+    seq_idx: Tensor | None,
 ) -> None:
     if x.dim() < 3:
         raise ArgumentError(f"`x` must have shape [B, T, D] or [B, T, ...], got {list(x.shape)}.")
@@ -149,7 +147,7 @@ def causal_conv1d(
         initial_state: ``[N, D, W]``, the last `W` inputs before the first token; zeros when None. Not changed.
         output_final_state: return the last `W` inputs of every sequence, in the dtype of ``x``.
         activation: None, ``"silu"`` or ``"swish"``.
-        backend: ``"triton"``, the implementation of this package (the name is the reference's; it runs on every device).
+        backend: ``"triton"``, this package's implementation (the reference's name for it; it runs on every device).
         cu_seqlens: boundaries ``[N + 1]`` of sequences packed into one row (``B = 1``); empty sequences are allowed.
         cu_seqlens_cpu: the same on the host.
         chunk_indices: accepted for callers of the reference package and not needed.

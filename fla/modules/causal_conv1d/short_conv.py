@@ -78,7 +78,7 @@ class ShortConvolution(nn.Conv1d):
         """Elements of the state of one sequence."""
         return self.hidden_size * self.kernel_size[0]
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         x: Tensor,
         residual: Tensor | None = None,

@@ -138,21 +138,21 @@ def cross_entropy_bwd(
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, logits: Tensor, target: Tensor, options: tuple[Any, ...], inplace: bool, process_group: Any
+    def forward(
+        ctx: Any, logits: Tensor, target: Tensor, options: dict[str, Any], inplace: bool, process_group: Any
     ) -> tuple[Tensor, Tensor]:
-        loss, z_loss, lse, total, start = cross_entropy_fwd(logits, target, *options, process_group)
+        loss, z_loss, lse, total, start = cross_entropy_fwd(logits, target, **options, process_group=process_group)
         ctx.save_for_backward(logits, target, lse)
-        ctx.options, ctx.inplace, ctx.shard = options, inplace, (total, start)
+        ctx.options = {**options, "total_classes": total, "class_start_idx": start, "inplace_backward": inplace}
         ctx.mark_non_differentiable(z_loss)
         return loss, z_loss
 
     @staticmethod
-    def backward(ctx: Any, dloss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dloss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         logits, target, lse = ctx.saved_tensors
-        if ctx.inplace:
-            logits = logits.detach()
-        grad = cross_entropy_bwd(logits, target, lse, dloss, *ctx.options, *ctx.shard, ctx.inplace)
+        # Writing over the saved logits is what the caller asked for; detached, autograd does not object.
+        logits = logits.detach()
+        grad = cross_entropy_bwd(logits, target, lse, dloss, **ctx.options)
         return grad, None, None, None, None
 
 
@@ -187,5 +187,11 @@ def cross_entropy_loss(
         ArgumentError: shapes or dtypes that do not fit, or (on the CPU) a target that is not a class.
     """
     check_target(logits, target, _shard(logits, process_group).total, ignore_index)
-    options = (label_smoothing, logit_scale, lse_square_scale, logit_softcapping, ignore_index)
+    options = {
+        "label_smoothing": label_smoothing,
+        "logit_scale": logit_scale,
+        "lse_square_scale": lse_square_scale,
+        "logit_softcapping": logit_softcapping,
+        "ignore_index": ignore_index,
+    }
     return _CrossEntropy.apply(logits, target, options, inplace_backward, process_group)

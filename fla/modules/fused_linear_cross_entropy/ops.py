@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """A linear layer and its cross entropy without the whole logits in memory.
 
-The tokens are taken in chunks; the gradients of a chunk are formed while its logits exist, in the forward pass, and only
-scaled in the backward pass. At most one chunk of logits is alive at a time.
+The tokens are taken in chunks. The gradients of a chunk are formed while its logits exist, in the forward pass, and
+only scaled in the backward pass, so that at most one chunk of logits is alive at a time.
 """
 
 from __future__ import annotations
@@ -126,16 +126,16 @@ def fused_linear_cross_entropy_bwd(
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None, options: tuple[Any, ...]
+    def forward(
+        ctx: Any, x: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None, options: dict[str, Any]
     ) -> Tensor:
         needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[2], ctx.needs_input_grad[3])
-        loss, *grads = fused_linear_cross_entropy_fwd(x, target, weight, bias, *options, needs=needs)
+        loss, *grads = fused_linear_cross_entropy_fwd(x, target, weight, bias, **options, needs=needs)
         ctx.save_for_backward(*grads)
         return loss
 
     @staticmethod
-    def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
         dx, dw, db = fused_linear_cross_entropy_bwd(do, *ctx.saved_tensors)
         return dx, None, dw, db, None
 
@@ -186,16 +186,16 @@ def fused_linear_cross_entropy_loss(
         raise ArgumentError(f"`bias` must have shape [V] with V = {V}, got {list(bias.shape)}.")
     ranks = 1 if process_group is None else dist.get_world_size(process_group)
     check_target(x, target, V * ranks, ignore_index)
-    options = (
-        ignore_index,
-        label_smoothing,
-        logit_scale,
-        logit_softcapping,
-        num_chunks,
-        reduction,
-        use_l2warp,
-        l2_penalty_factor,
-        accumulate_grad_in_fp32,
-        process_group,
-    )
+    options = {
+        "ignore_index": ignore_index,
+        "label_smoothing": label_smoothing,
+        "logit_scale": logit_scale,
+        "logit_softcapping": logit_softcapping,
+        "num_chunks": num_chunks,
+        "reduction": reduction,
+        "use_l2warp": use_l2warp,
+        "l2_penalty_factor": l2_penalty_factor,
+        "accumulate_grad_in_fp32": accumulate_grad_in_fp32,
+        "process_group": process_group,
+    }
     return _LinearCrossEntropy.apply(x, target, weight, bias, options)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -28,11 +30,11 @@ __all__ = [
     "rms_norm_swish_gate_linear",
 ]
 
-_GATES = {"swish": F.silu, "silu": F.silu, "sigmoid": torch.sigmoid}
+_GATES: dict[str, Callable[[Tensor], Tensor]] = {"swish": F.silu, "silu": F.silu, "sigmoid": torch.sigmoid}
 
 
-def _check_gated(  # type: ignore[no-untyped-def]
-    x, g, weight, bias, activation="swish", residual=None, prenorm=False, residual_in_fp32=False, eps=0.0
+def _check_gated(
+    x: Tensor, g: Tensor, weight: Tensor | None, bias: Tensor | None, activation: str, residual: Tensor | None
 ) -> None:
     check_choice("activation", activation, _GATES)
     check_rows(x, weight, bias, residual)

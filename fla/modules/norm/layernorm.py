@@ -3,7 +3,8 @@
 
 All three are one function: rows of `D` channels split into `G` groups, each centred (unless RMS) and scaled by
 ``1 / sqrt(variance + eps)``. With a residual, ``s = x + residual`` is normalised, and ``prenorm=True`` returns `s` too.
-The residual stream has the residual's dtype when there is one, else float32 with ``residual_in_fp32``, else that of `x`.
+That residual stream has the residual's dtype when there is one, else float32 with ``residual_in_fp32``, else the dtype
+of `x`.
 """
 
 from __future__ import annotations
@@ -39,20 +40,24 @@ __all__ = [
 NormOutput = Tensor | tuple[Tensor, Tensor]
 
 
-def check_rows(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, num_groups: int = 1
-) -> None:
+def check_rows(x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None) -> None:
     """Check the arguments that every norm has."""
     if x.dim() == 0:
         raise ArgumentError("`x` must have at least one axis, got a scalar.")
     D = x.shape[-1]
-    if num_groups < 1 or D % num_groups:
-        raise ArgumentError(f"`num_groups` must divide the {D} channels of `x`, got {num_groups}.")
     for name, p in (("weight", weight), ("bias", bias)):
         if p is not None and p.numel() != D:
             raise ArgumentError(f"`{name}` must have {D} elements, one for each channel of `x`, got {list(p.shape)}.")
     if residual is not None and residual.shape != x.shape:
         raise ArgumentError(f"`residual` must have the shape of `x`, {list(x.shape)}, got {list(residual.shape)}.")
+
+
+def _check_groups(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, num_groups: int
+) -> None:
+    check_rows(x, weight, bias, residual)
+    if num_groups < 1 or x.shape[-1] % num_groups:
+        raise ArgumentError(f"`num_groups` must divide the {x.shape[-1]} channels of `x`, got {num_groups}.")
 
 
 def normalize(
@@ -80,12 +85,6 @@ def add_residual(x: Tensor, residual: Tensor | None, residual_in_fp32: bool) -> 
     return upcast(x), x.to(accumulation_dtype(x.dtype)) if residual_in_fp32 else x
 
 
-def _check_norm(  # type: ignore[no-untyped-def]
-    x, weight, bias, residual=None, eps=0.0, prenorm=False, residual_in_fp32=False, is_rms_norm=False, num_groups=1
-) -> None:
-    check_rows(x, weight, bias, residual, num_groups)
-
-
 def _norm(
     x: Tensor,
     weight: Tensor | None,
@@ -102,7 +101,7 @@ def _norm(
     return (y, stream) if prenorm else y
 
 
-@dispatch("modules", facts=ROWS, validate=_check_norm)
+@dispatch("modules", facts=ROWS, validate=check_rows)
 def layer_norm(
     x: Tensor,
     weight: Tensor | None,
@@ -130,7 +129,7 @@ def layer_norm(
     return _norm(x, weight, bias, residual, eps, prenorm, residual_in_fp32, is_rms_norm)
 
 
-@dispatch("modules", facts=ROWS, validate=_check_norm)
+@dispatch("modules", facts=ROWS, validate=_check_groups)
 def group_norm(
     x: Tensor,
     weight: Tensor | None,
@@ -146,7 +145,7 @@ def group_norm(
     return _norm(x, weight, bias, residual, eps, prenorm, residual_in_fp32, is_rms_norm, num_groups)
 
 
-@dispatch("modules", facts=ROWS, validate=_check_norm)
+@dispatch("modules", facts=ROWS, validate=check_rows)
 def rms_norm(
     x: Tensor,
     weight: Tensor | None,
@@ -312,15 +311,15 @@ class _LinearForward:
         return linear_of(y, weight, bias)
 
 
-class LayerNormLinear(_LinearForward, LayerNorm):
+class LayerNormLinear(_LinearForward, LayerNorm):  # type: ignore[misc]
     """:class:`LayerNorm` followed by a linear layer whose parameters are passed to ``forward``."""
 
 
-class RMSNormLinear(_LinearForward, RMSNorm):
+class RMSNormLinear(_LinearForward, RMSNorm):  # type: ignore[misc]
     """:class:`RMSNorm` followed by a linear layer whose parameters are passed to ``forward``."""
 
 
-class GroupNormLinear(_LinearForward, GroupNorm):
+class GroupNormLinear(_LinearForward, GroupNorm):  # type: ignore[misc]
     """:class:`GroupNorm` followed by a linear layer whose parameters are passed to ``forward``."""
 
 

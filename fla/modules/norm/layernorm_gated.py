@@ -16,9 +16,7 @@ from fla.ops._common.checks import ArgumentError
 __all__ = ["LayerNormGated", "RMSNormGated", "layernorm_fn", "rms_norm_ref", "rmsnorm_fn"]
 
 
-def _check(  # type: ignore[no-untyped-def]
-    x, weight, bias, z=None, eps=0.0, group_size=None, norm_before_gate=True, is_rms_norm=False
-) -> None:
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None, z: Tensor | None, group_size: int | None) -> None:
     check_rows(x, weight, bias, None)
     if group_size is not None and (group_size < 1 or x.shape[-1] % group_size):
         raise ArgumentError(f"`group_size` must divide the {x.shape[-1]} channels of `x`, got {group_size}.")
@@ -84,9 +82,9 @@ def rms_norm_ref(
 ) -> Tensor:
     """The formula written out, in float32 with ``upcast``. For tests."""
     dtype = x.dtype
-    s, weight, gate = (None if t is None else t.float() if upcast else t for t in (x, weight, z))
-    assert s is not None
-    assert weight is not None
+    s, gate = x, z
+    if upcast:
+        s, weight, gate = x.float(), weight.float(), None if z is None else z.float()
     if gate is not None and not norm_before_gate:
         s = s * F.silu(gate)
     groups = s.unflatten(-1, (-1, group_size or s.shape[-1]))
