@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Activations that ops apply inside: l2 normalisation, decay gates, the write gate. All in float32 (float64 for float64)."""
+"""Activations that ops apply inside: l2 normalisation, decay gates, the write gate. All in float32 (float64 for
+float64)."""
 
 from __future__ import annotations
 
@@ -53,8 +54,8 @@ def decay_gate(
 ) -> Tensor:
     """Natural-log decay from a raw gate ``g``, ``[..., HV, K]`` with ``vector`` or ``[..., HV]`` without.
 
-    ``-exp(A_log) * softplus(g + dt_bias)``, or ``lower_bound * sigmoid(exp(A_log) * (g + dt_bias))`` with a bound, where
-    ``A_log = None`` stands for zero. ``A_log`` has ``HV`` elements, ``dt_bias`` as many as one token of ``g``.
+    ``-exp(A_log) * softplus(g + dt_bias)``, or ``lower_bound * sigmoid(exp(A_log) * (g + dt_bias))`` with a bound,
+    where ``A_log = None`` stands for zero. ``A_log`` has ``HV`` elements, ``dt_bias`` as many as one token of ``g``.
     """
     x = g.to(dtype)
     if dt_bias is not None:

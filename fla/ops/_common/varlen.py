@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: MIT
 """Where tokens go: sequence offsets on the host, and padded chunks of fixed-length or packed sequences.
 
-A plan orders chunks by step: first the first chunk of every sequence, then the second of those that have one, and so on,
-longest sequence first. The chunks of one step are therefore consecutive and belong to a prefix of the (sorted) states,
-so an engine walks all sequences at once, without padding short sequences to the longest.
+A plan orders chunks by step: first the first chunk of every sequence, then the second of those that have one, and so
+on, longest sequence first. The chunks of one step are therefore consecutive and belong to a prefix of the (sorted)
+states, so an engine walks all sequences at once, without padding short sequences to the longest.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -95,7 +96,7 @@ class ChunkPlan:
         """``[B, T, ...]`` as zero-padded chunks ``[M, chunk, ...]``; differentiable."""
         rest = x.shape[2:]
         if self.index is not None and self.inverse is not None:
-            return _Gather.apply(x[0], self.index, self.inverse).view(-1, self.chunk, *rest)  # type: ignore[no-any-return]
+            return _Gather.apply(x[0], self.index, self.inverse).view(-1, self.chunk, *rest)
         B, T = x.shape[:2]
         NT = len(self.steps)
         if (padding := NT * self.chunk - T) > 0:
@@ -106,7 +107,7 @@ class ChunkPlan:
         """Chunks ``[M, chunk, ...]`` back to ``[B, T, ...]``; tokens of no sequence are zero; differentiable."""
         rest = y.shape[2:]
         if self.index is not None and self.inverse is not None:
-            return _Gather.apply(y.reshape(-1, *rest), self.inverse, self.index).unsqueeze(0)  # type: ignore[no-any-return]
+            return _Gather.apply(y.reshape(-1, *rest), self.inverse, self.index).unsqueeze(0)
         B, NT = self.sequences, len(self.steps)
         return y.reshape(NT, B, self.chunk, *rest).transpose(0, 1).reshape(B, NT * self.chunk, *rest)[:, : self.tokens]
 
@@ -178,4 +179,4 @@ def longest_sequence(T: int, cu_seqlens: Tensor | None = None, cu_seqlens_cpu: T
     if cu_seqlens is None:
         return T
     offsets = host_offsets(cu_seqlens, cu_seqlens_cpu)
-    return max(b - a for a, b in zip(offsets, offsets[1:], strict=False))
+    return max(b - a for a, b in itertools.pairwise(offsets))

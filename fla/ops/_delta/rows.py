@@ -69,8 +69,9 @@ ROWS: dict[str, DeltaRow] = {row.op: row for row in (DELTA_RULE, GATED_DELTA_RUL
 class Operands:
     """Activated tensors of one call, by the part they play.
 
-    ``q, read, write`` are ``[B, T, H, K]``, ``value`` is ``[B, T, HV, V]``. ``erase`` and ``gain`` of ``None`` are ones.
-    ``value_decay [B, T, HV, V]`` is a second decay of the state's columns, which only the recurrent engine computes.
+    ``q, read, write`` are ``[B, T, H, K]``, ``value`` is ``[B, T, HV, V]``. ``erase`` and ``gain`` of ``None`` are
+    ones. ``value_decay [B, T, HV, V]`` is a second decay of the state's columns, which only the recurrent engine
+    computes.
     """
 
     q: Tensor
@@ -84,7 +85,8 @@ class Operands:
 
     @property
     def value_wise_erase(self) -> bool:
-        """Whether one ``beta [B, T, HV, V]`` scales the whole update per value channel; only the recurrent engine can."""
+        """Whether one ``beta [B, T, HV, V]`` scales the whole update per value channel; only the recurrent engine
+        can."""
         return self.erase is not None and self.erase is self.gain and self.erase.dim() == 4
 
 

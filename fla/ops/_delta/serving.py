@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -29,10 +30,12 @@ def check_serving(
     num_accepted_tokens: Tensor | None,
     out: Tensor | None,
 ) -> None:
-    """Check what a serving entry takes beyond the recurrent op; ``sizes`` from ``check_call``, ``tensors`` all its inputs."""
+    """Check what a serving entry takes beyond the recurrent op; ``sizes`` from ``check_call``, ``tensors`` all its
+    inputs."""
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
         raise ArgumentError(
-            "A serving entry computes no gradients, but an input requires one: use the differentiable op, or torch.no_grad()."
+            "A serving entry computes no gradients, but an input requires one: "
+            "use the differentiable op, or torch.no_grad()."
         )
     if initial_state is None and (inplace_final_state or ssm_state_indices is not None):
         reason = "inplace_final_state=True" if inplace_final_state else "`ssm_state_indices`"
@@ -77,7 +80,7 @@ def _check_slots(indices: Tensor, slots: int, T: int, cu_seqlens: Tensor | None,
     lengths = [T] * len(rows)
     if cu_seqlens is not None:
         offsets = host_offsets(cu_seqlens)
-        lengths = [b - a for a, b in zip(offsets, offsets[1:], strict=False)]
+        lengths = [b - a for a, b in itertools.pairwise(offsets)]
     if indices.dim() == 2 and max(lengths, default=0) > indices.shape[1]:
         raise ArgumentError(
             f"`ssm_state_indices` must have a column for each of the {max(lengths)} tokens, got {indices.shape[1]}."
@@ -141,7 +144,8 @@ def serve(
             return out, final if output_final_state else None
         assert initial_state is not None
         return out, initial_state.copy_(final)
-    assert live is not None and initial_state is not None
+    assert live is not None
+    assert initial_state is not None
     if not inplace_final_state:
         if not output_final_state:
             return out, None

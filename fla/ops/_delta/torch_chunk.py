@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Chunked delta rule in PyTorch, for any device: the engine behind every op of the family where Triton does not run.
 
-Within a chunk the rule is solved exactly: with ``L`` the scores of read keys against write keys, and ``S`` the state that
-the chunk starts from, the values that it really writes are ``(I + L)^-1 (z - R S)``, where ``z = gain * v`` and ``R`` are the
-decayed read keys. Only the state passes from chunk to chunk. Float32 arithmetic for 16-bit and float32 inputs, float64
-for float64.
+Within a chunk the rule is solved exactly: with ``L`` the scores of read keys against write keys, and ``S`` the state
+that the chunk starts from, the values that it really writes are ``(I + L)^-1 (z - R S)``, where ``z = gain * v`` and
+``R`` are the decayed read keys. Only the state passes from chunk to chunk. Float32 arithmetic for 16-bit and float32
+inputs, float64 for float64.
 
 Source: Yang et al., "Parallelizing Linear Transformers with the Delta Rule over Sequence Length" (2024); the gated form
 of Yang et al., "Gated Delta Networks" (2024); decay per channel of Kimi Team, "Kimi Linear" (2025).
@@ -34,7 +34,8 @@ def _read_head(tree: DecayTree, exclusive: bool) -> Tensor:
 def _scan(
     z: Tensor, Rg: Tensor, Kg: Tensor, inverse: Tensor, tree: DecayTree | None, state: Tensor, steps: list[int]
 ) -> tuple[Tensor, Tensor]:
-    """Pass ``state [N, K, V]`` (updated in place) through the chunks; returns states before chunks and written values."""
+    """Pass ``state [N, K, V]`` (updated in place) through the chunks; returns states before chunks and written
+    values."""
     h = z.new_empty(z.shape[0], *state.shape[1:])
     written = torch.empty_like(z)
     totals = tree.total.unsqueeze(-1).split(steps) if tree is not None else [None] * len(steps)
@@ -78,8 +79,8 @@ def _scan_backward(
 
 
 class _DeltaChunks(torch.autograd.Function):
-    """The chunk form on ``X`` chunks in step order: ``q, r, w [X, C, K]``, ``z [X, C, V]``, ``g [X, C, 1 or K]`` or None,
-    ``state [N, K, V]``. Returns outputs ``[X, C, V]``, final states and the states before chunks ``[X, K, V]``."""
+    """The chunk form on ``X`` chunks in step order: ``q, r, w [X, C, K]``, ``z [X, C, V]``, ``g [X, C, 1 or K]`` or
+    None, ``state [N, K, V]``. Returns outputs ``[X, C, V]``, final states and states before chunks ``[X, K, V]``."""
 
     @staticmethod
     @without_autocast
@@ -187,7 +188,7 @@ def chunk_delta(
     w = _fold(x.write, plan, HV, dtype)
     r = w if x.read is x.write else _fold(x.read, plan, HV, dtype)
     z = _fold(x.value, plan, HV, dtype)
-    columns = lambda c: c if c.dim() == 4 else c.unsqueeze(-1)  # noqa: E731
+    columns = lambda c: c if c.dim() == 4 else c.unsqueeze(-1)
     erase = _fold(columns(x.erase), plan, HV, dtype) if x.erase is not None else None
     gain = erase
     if x.gain is not x.erase:

@@ -3,9 +3,9 @@
 
 The factor from token ``j`` to token ``i > j`` is ``prod_{j < l <= i} exp(g_l)``. Split the chunk in halves again and
 again: the pair falls apart at one split, with ``i`` in the right half and ``j`` in the left, and its factor is (product
-from the start of the right half to ``i``) times (product from after ``j`` to the end of the left half). Both are at most
-one, so nothing overflows; no cumulative sum is ever subtracted, so -1000 or -inf beside -0.01 costs no precision; and the
-gradient of ``g_l`` collects only pairs that cross ``l``.
+from the start of the right half to ``i``) times (product from after ``j`` to the end of the left half). Both are at
+most one, so nothing overflows; no cumulative sum is ever subtracted, so -1000 or -inf beside -0.01 costs no precision;
+and the gradient of ``g_l`` collects only pairs that cross ``l``.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def decay_gradient(d_levels: list[tuple[Tensor, Tensor]], d_head: Tensor, d_tail
 
 
 def blocks(scores: Tensor, half: int) -> Tensor:
-    """The blocks (right half, left half) of square ``scores [X, C, R, C]`` at one level: ``[X, C/(2 half), half, R, half]``."""
+    """The blocks (right half, left half) of square ``scores [X, C, R, C]`` at one level: ``[X, C/(2 half), half, R,
+    half]``."""
     X, C, R, _ = scores.shape
     n = C // (2 * half)
     parts = scores.view(X, n, 2, half, R, n, 2, half)[:, :, 1, :, :, :, 0, :]

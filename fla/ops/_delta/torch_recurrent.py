@@ -42,7 +42,9 @@ class TokenSteps:
             return t if t is None or t.dim() == 3 else t.unsqueeze(-1)
 
         q, write, value = tokens(x.q), tokens(x.write), tokens(x.value)
-        assert q is not None and write is not None and value is not None
+        assert q is not None
+        assert write is not None
+        assert value is not None
         self.q = heads(q * scale)
         self.write = heads(write)
         if x.read is x.write:

@@ -49,7 +49,8 @@ def _log_row_gradient(d_rows: Tensor, exclusive: bool) -> Tensor:
 
 
 def _dense_factors(tree: DecayTree | None, like: Tensor, exclusive: bool) -> tuple[Tensor, Tensor]:
-    """Factors for A and for L, ``[X, C, C]``, zero where there is no score; ``like [X, C, K]`` gives C, dtype and device."""
+    """Factors for A and for L, ``[X, C, C]``, zero where there is no score; ``like [X, C, K]`` gives C, dtype and
+    device."""
     X, C, _ = like.shape
     if tree is None:
         ones = like.new_ones(C, C)
@@ -136,8 +137,8 @@ def _channelwise_backward(
 
 
 def unit_lower_inverse(L: Tensor) -> Tensor:
-    """``(I + L)^-1`` for the part of ``L [X, C, C]`` below the diagonal, block by block: ``[[P, 0], [B, Q]]`` has the inverse
-    ``[[P', 0], [-Q' B P', Q']]``."""
+    """``(I + L)^-1`` for the part of ``L [X, C, C]`` below the diagonal, block by block: ``[[P, 0], [B, Q]]`` has the
+    inverse ``[[P', 0], [-Q' B P', Q']]``."""
     X, C, _ = L.shape
     inverse = torch.eye(C, dtype=L.dtype, device=L.device).expand(X, C, C).contiguous()
     L, square = L.unsqueeze(2), inverse.unsqueeze(2)

@@ -65,7 +65,8 @@ def check_gate(
     lower_bound: float | None = None,
     bounded: bool = True,
 ) -> None:
-    """Check the parameters of a gate computed in the op: ``A_log`` (or, if ``bounded`` exists, a lower bound), ``dt_bias``."""
+    """Check the parameters of a gate computed in the op: ``A_log`` (or, if ``bounded`` exists, a lower bound),
+    ``dt_bias``."""
     if not enabled:
         for name, given in (("A_log", A_log), ("dt_bias", dt_bias)):
             if given is not None:

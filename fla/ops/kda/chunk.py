@@ -164,8 +164,8 @@ def chunk_kda(
         initial_state: ``[N, HV, K, V]``, any floating dtype; zeros if None. ``N`` is ``B`` or the number of sequences.
         output_final_state: return the final states.
         use_qk_l2norm_in_kernel: divide q and k by ``sqrt(sum(x^2) + 1e-6)`` first.
-        use_gate_in_kernel: compute the decay from ``g``: ``-exp(A_log) * softplus(g + dt_bias)``, or with ``lower_bound``
-            ``lower_bound * sigmoid(exp(A_log) * (g + dt_bias))``.
+        use_gate_in_kernel: compute the decay from ``g``: ``-exp(A_log) * softplus(g + dt_bias)``, or with
+            ``lower_bound`` ``lower_bound * sigmoid(exp(A_log) * (g + dt_bias))``.
         use_beta_sigmoid_in_kernel: use ``sigmoid(beta)``.
         allow_neg_eigval: use ``2 * sigmoid(beta)``.
         safe_gate: promise that decays are in [-5, 0), which kernels may exploit; checked against ``lower_bound``.
@@ -184,7 +184,8 @@ def chunk_kda(
 
     Returns:
         ``o [B, T, HV, V]`` in the dtype of q and the final states (float32, float64 for float64 inputs) or None; with
-        ``return_intermediate_states`` also ``h [B, NT, HV, K, V]`` in the dtype of k (packed: ``[1, chunks, HV, K, V]``).
+        ``return_intermediate_states`` also ``h [B, NT, HV, K, V]`` in the dtype of k (packed: ``[1, chunks, HV, K,
+        V]``).
 
     Raises:
         ArgumentError: (ValueError and AssertionError) wrong shapes, devices, offsets, states, flags.

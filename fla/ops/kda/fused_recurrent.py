@@ -102,8 +102,8 @@ def fused_recurrent_kda(
     strength per value channel. Differentiable in every tensor.
 
     Returns:
-        ``o [B, T, HV, V]`` in the dtype of v, and the final states ``[N, HV, K, V]`` (float32, float64 for float64 inputs)
-        or None.
+        ``o [B, T, HV, V]`` in the dtype of v, and the final states ``[N, HV, K, V]`` (float32, float64 for float64
+        inputs) or None.
 
     Raises:
         ArgumentError: (ValueError and AssertionError) wrong shapes, devices, offsets, states, flags.
@@ -229,11 +229,11 @@ def fused_recurrent_kda_fwd(
         output_final_state: return final states when they are not written in place.
         inplace_final_state: overwrite ``initial_state`` and return it.
         ssm_state_indices: pool slots, integers. ``[N]``: sequence n starts from slot ``[n]`` and leaves its last state
-            there. ``[N, S]``: it starts from slot ``[n, num_accepted_tokens[n] - 1]`` (column 0 without that argument) and
-            leaves the state after its token t in slot ``[n, t]``. A slot outside the pool, such as -1, is skipped: a
-            sequence that starts there is not computed, a state that belongs there is not stored.
-        num_accepted_tokens: ``[N]`` integers from 1 to ``S``: how many draft tokens of the previous call were accepted. A
-            sequence with another value is skipped.
+            there. ``[N, S]``: it starts from slot ``[n, num_accepted_tokens[n] - 1]`` (column 0 without that argument)
+            and leaves the state after its token t in slot ``[n, t]``. A slot outside the pool, such as -1, is skipped:
+            a sequence that starts there is not computed, a state that belongs there is not stored.
+        num_accepted_tokens: ``[N]`` integers from 1 to ``S``: how many draft tokens of the previous call were accepted.
+            A sequence with another value is skipped.
         out: output ``[B, T, HV, V]`` to write into; rows of skipped sequences keep their content (zero if not given).
 
     Returns:
@@ -241,8 +241,8 @@ def fused_recurrent_kda_fwd(
         ``[N, HV, K, V]``, in pool mode the state after every token ``[tokens, HV, K, V]`` (float32).
 
     Raises:
-        ArgumentError: (ValueError and AssertionError) as ``fused_recurrent_kda``; in place without ``initial_state``; ``out`` not
-            like ``v``; two sequences writing one slot (on the CPU).
+        ArgumentError: (ValueError and AssertionError) as ``fused_recurrent_kda``; in place without ``initial_state``;
+            ``out`` not like ``v``; two sequences writing one slot (on the CPU).
         DtypeError: (also TypeError) wrong or mixed dtypes.
     """
     x = activate(

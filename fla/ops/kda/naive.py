@@ -33,7 +33,8 @@ def naive_recurrent_kda(
         output_final_state: return the final state.
 
     Returns:
-        ``o [B, T, HV, V]`` in the dtype of v and the final state ``[B, HV, K, V]`` (float32, float64 for float64 inputs).
+        ``o [B, T, HV, V]`` in the dtype of v and the final state ``[B, HV, K, V]`` (float32, float64 for float64
+        inputs).
     """
     dtype = compute_dtype(v.dtype)
     B, T, H, K = q.shape
@@ -87,7 +88,9 @@ def naive_chunk_kda(
     for start in range(0, T, chunk_size):
         qc, kc, vc, gc, bc = (x[:, :, start : start + chunk_size] for x in (q, k, value, g, beta))
         # Decay from token j to token i: the sum of the gates after j, counted only below the diagonal.
-        pairs = gc.unsqueeze(3).expand(*gc.shape[:3], chunk_size, K).masked_fill(~below.unsqueeze(-1), 0).cumsum(2).exp()
+        pairs = (
+            gc.unsqueeze(3).expand(*gc.shape[:3], chunk_size, K).masked_fill(~below.unsqueeze(-1), 0).cumsum(2).exp()
+        )
         A = torch.einsum("bhic,bhjc,bhijc->bhij", qc, kc, pairs).tril()
         L = torch.einsum("bhic,bhjc,bhijc->bhij", kc, kc, pairs).tril(-1) * bc.unsqueeze(-1)
         inverse = torch.linalg.inv(eye + L)

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: MIT
+"""Decay gates of Kimi Delta Attention.
+
+With ``x = g + dt_bias`` and ``a = exp(A_log)`` (1 without ``A_log``), the log decay in natural logarithm is
+``-a * softplus(x)``, or ``lower_bound * sigmoid(a * x)`` when a lower bound is given.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fla.backends import CallFacts, dispatch
+from fla.ops._common.checks import ArgumentError, check_tensor, check_varlen
+from fla.ops._common.gate_ops import check_chunk_cumsum, check_gate_call, chunk_cumsum, gate, gate_backward
+from fla.ops._common.gates import compute_dtype
+
+_FACTS = CallFacts(tensors=("g",), key="g", value="g", initial_state=None, state_v_first=None, cu_seqlens=None)
+
+
+def _check(
+    g: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    lower_bound: float | None = None,
+    output_dtype: torch.dtype = torch.float32,
+) -> None:
+    check_gate_call(g, A_log, dt_bias, lower_bound, vector=True)
+
+
+def _output(
+    g: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    lower_bound: float | None = None,
+    output_dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    return torch.empty_like(g, dtype=output_dtype, memory_format=torch.contiguous_format)
+
+
+@dispatch("kda", validate=_check, facts=_FACTS, outputs=_output)
+def fused_kda_gate(
+    g: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    lower_bound: float | None = None,
+    output_dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Log decay from a raw gate, differentiable in ``g``, ``A_log`` and ``dt_bias``.
+
+    Args:
+        g: raw gate ``[..., HV, K]``, any floating dtype.
+        A_log: logarithm of the decay rate, ``HV`` elements of any shape; optional with ``lower_bound``.
+        dt_bias: ``HV * K`` elements, head by head.
+        lower_bound: selects the bounded form.
+        output_dtype: dtype of the result; the arithmetic is float32 (float64 for float64).
+
+    Returns:
+        ``[..., HV, K]``, natural logarithm.
+
+    Raises:
+        ArgumentError: (ValueError and AssertionError) wrong sizes, or neither ``A_log`` nor ``lower_bound``.
+        DtypeError: (also TypeError) not floating.
+    """
+    return gate(g, A_log, dt_bias, lower_bound, True, output_dtype)
+
+
+@dispatch("kda", validate=_check, facts=_FACTS, outputs=_output)
+def kda_gate_fwd(
+    g: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    lower_bound: float | None = None,
+    output_dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """``fused_kda_gate`` without gradients."""
+    with torch.no_grad():
+        return gate(g, A_log, dt_bias, lower_bound, True, output_dtype)
+
+
+def _check_bwd(
+    g: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dyg: Tensor | None = None,
+    lower_bound: float | None = None,
+) -> None:
+    check_gate_call(g, A_log, dt_bias, lower_bound, vector=True)
+    check_tensor("dyg", dyg)
+    assert dyg is not None
+    if dyg.shape != g.shape:
+        raise ArgumentError(f"`dyg` must have the shape of `g`, {list(g.shape)}, got {list(dyg.shape)}.")
+
+
+@dispatch("kda", validate=_check_bwd, facts=_FACTS)
+def kda_gate_bwd(
+    g: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dyg: Tensor | None = None,
+    lower_bound: float | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Gradients ``(dg, dA, dbias)`` of ``fused_kda_gate`` from ``dyg``, that of its result, in the shapes and dtypes of
+    ``g``, ``A_log`` and ``dt_bias``."""
+    assert dyg is not None
+    with torch.no_grad():
+        return gate_backward(g, A_log, dt_bias, dyg, lower_bound, True)
+
+
+def _check_cumsum(
+    g: Tensor,
+    A_log: Tensor | None,
+    chunk_size: int,
+    scale: float | None = None,
+    dt_bias: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    output_dtype: torch.dtype = torch.float32,
+    chunk_indices: Tensor | None = None,
+    lower_bound: float | None = None,
+    use_graph: bool = False,
+) -> None:
+    check_gate_call(g, A_log, dt_bias, lower_bound, vector=True)
+    check_chunk_cumsum(g, chunk_size, 4, cu_seqlens)
+    check_varlen(cu_seqlens, None, g.shape[0], g.shape[1], device=g.device, allow_uncovered=use_graph)
+
+
+@dispatch("kda", validate=_check_cumsum, facts=_FACTS)
+def kda_gate_chunk_cumsum(
+    g: Tensor,
+    A_log: Tensor | None,
+    chunk_size: int,
+    scale: float | None = None,
+    dt_bias: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    output_dtype: torch.dtype = torch.float32,
+    chunk_indices: Tensor | None = None,
+    lower_bound: float | None = None,
+    use_graph: bool = False,
+) -> Tensor:
+    """Log decay summed over time within every chunk (no gradients).
+
+    Args:
+        g: raw gate ``[B, T, HV, K]``.
+        A_log: see ``fused_kda_gate``.
+        chunk_size: tokens per chunk, a power of two.
+        scale: factor of the sums.
+        dt_bias: see ``fused_kda_gate``.
+        cu_seqlens: offsets ``[N + 1]`` of packed sequences (``B = 1``); chunks start with each sequence.
+        output_dtype: dtype of the result.
+        chunk_indices: accepted; the chunks follow from ``cu_seqlens``.
+        lower_bound: see ``fused_kda_gate``.
+        use_graph: ``cu_seqlens`` may end before ``T``; the remaining rows are 0.
+
+    Returns:
+        ``[B, T, HV, K]``.
+    """
+    with torch.no_grad():
+        y = gate(g, A_log, dt_bias, lower_bound, True, compute_dtype(g.dtype))
+        return chunk_cumsum(y, chunk_size, scale, cu_seqlens).to(output_dtype)
+
+
+def _biased(g: Tensor, dt_bias: Tensor | None) -> Tensor:
+    x = g.to(compute_dtype(g.dtype))
+    return x if dt_bias is None else x + dt_bias.to(x.dtype).view(g.shape[-2:])
+
+
+def naive_kda_gate(
+    g: Tensor, A_log: Tensor, dt_bias: Tensor | None = None, output_dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """``-exp(A_log) * softplus(g + dt_bias)`` for ``g [..., HV, K]``, in plain PyTorch."""
+    x = _biased(g, dt_bias)
+    return (-A_log.to(x.dtype).view(-1, 1).exp() * F.softplus(x)).to(output_dtype)
+
+
+def naive_kda_lowerbound_gate(
+    g: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    lower_bound: float = -5.0,
+    output_dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """``lower_bound * sigmoid(exp(A_log) * (g + dt_bias))`` for ``g [..., HV, K]``, in plain PyTorch."""
+    x = _biased(g, dt_bias)
+    rate: Any = 1.0 if A_log is None else A_log.to(x.dtype).view(-1, 1).exp()
+    return (lower_bound * torch.sigmoid(rate * x)).to(output_dtype)
