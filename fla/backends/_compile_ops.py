@@ -2,8 +2,14 @@
 """The custom ops behind `fla.backends._compile`: one for the forward of an op, one for its backward.
 
 Autograd is off inside the body of a custom op. A forward that will be differentiated therefore runs the core, and the
-backward op runs the core once more with autograd on and differentiates that. An op with a `Pair` saves what its own
-backward needs instead, and nothing runs twice.
+backward op runs the core once more with autograd on and differentiates that. Two things replace the second run: a
+`Pair` that the op declares, and a backend with `<name>_fwd` and `<name>_bwd`. These two are
+
+- ``<name>_fwd(<the op's parameters>) -> (result, saved)`` and
+- ``<name>_bwd(args, saved, grads, needed) -> gradients``, as `Pair.backward`.
+
+The graph has to know the shapes of `saved` before anything runs, so they are the op's choice: what `Pair.saved` says,
+and nothing for an op without a pair. A backend that needs more computes it again from `args`.
 """
 
 from __future__ import annotations
@@ -12,11 +18,14 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 
+from fla import settings
+from fla.backends import record
 from fla.backends._compile_schema import Layout, flatten_tree, layout_of, static_key, unpack
+from fla.backends.pins import reference_only
 
 
 class Pair(Protocol):
@@ -71,7 +80,7 @@ def register(op: Any) -> Entry:
 
 def _define(op: Any) -> Entry:
     global _library
-    if getattr(op, "inplace", False):
+    if op.inplace:
         raise NotImplementedError(f"{op.name} writes into its arguments; call it outside the compiled region")
     if _library is None:
         _library = torch.library.Library("fla", "FRAGMENT")
@@ -80,7 +89,7 @@ def _define(op: Any) -> Entry:
     while name in _names or hasattr(torch.ops.fla, name):  # an op defined anew in one process, as notebooks do
         n += 1
         name = f"{stem}_{n}"
-    layout = layout_of(op.signature, getattr(op, "fn", None))
+    layout = layout_of(op.signature, op.fn)
     entry = Entry(op, name, layout)
     back = f"{name}_backward"
     _library.define(f"{name}({layout.schema}, bool differentiable) -> Tensor[]")
@@ -101,14 +110,12 @@ def _forward_body(entry: Entry) -> Callable[..., list[torch.Tensor]]:
     def body(*slots: Any) -> list[torch.Tensor]:
         *slots_, differentiable = slots
         args = unpack(entry.layout, slots_)
+        _validate(entry.op, args)  # values too; while tracing there were none
         saved: Sequence[torch.Tensor] = ()
-        pair = getattr(entry.op, "pair", None)
-        if not differentiable:
-            result = entry.op.run(args)
-        elif pair is not None:
-            result, saved = pair.forward(*args)
+        if differentiable:
+            result, saved = _run_forward(entry.op, args)
         else:
-            result = _run_core(entry.op, args)
+            result = entry.op.run(args)
         leaves: list[torch.Tensor] = []
         tree = flatten_tree(result, leaves)
         expected = entry.structure.get(static_key(slots_), tree)
@@ -123,14 +130,14 @@ def _forward_fake(entry: Entry) -> Callable[..., list[torch.Tensor]]:
     def fake(*slots: Any) -> list[torch.Tensor]:
         *slots_, differentiable = slots
         args = unpack(entry.layout, slots_)
+        _validate(entry.op, args)
         leaves: list[torch.Tensor] = []
         tree = flatten_tree(entry.op.outputs(*args), leaves)
         if tree is None:
             raise TypeError(f"{entry.op.name}: outputs must return tensors, None and tuples of them")
         entry.structure[static_key(slots_)] = tree
-        pair = getattr(entry.op, "pair", None)
-        if differentiable and pair is not None:
-            leaves += pair.saved(*args)
+        if differentiable and entry.op.pair is not None:
+            leaves += entry.op.pair.saved(*args)
         return [_empty(t) for t in leaves]
 
     return fake
@@ -204,11 +211,16 @@ def _backward_body(entry: Entry) -> Callable[..., list[torch.Tensor]]:
     def body(*inputs: Any) -> list[torch.Tensor]:
         *slots, saved, grads, needed = inputs
         tensors = _tensors(slots)
-        pair = getattr(entry.op, "pair", None)
-        if pair is not None and saved:
-            found = list(pair.backward(unpack(entry.layout, slots), saved, grads, needed))
+        args = unpack(entry.layout, slots)
+        candidate = entry.op.training_candidate(args)
+        if candidate is not None:
+            found = list(candidate.backward(args, saved, grads, needed))
+        elif entry.op.pair is not None:
+            found = list(entry.op.pair.backward(args, saved, grads, needed))
         else:
             found = _differentiate_core(entry, slots, grads, needed)
+        if len(found) != len(tensors):
+            raise RuntimeError(f"{entry.op.name}: {len(found)} gradients came back for {len(tensors)} tensors")
         out = [
             torch.zeros_like(t, memory_format=torch.contiguous_format) if g is None else g.to(t.dtype)
             for t, g, n in zip(tensors, found, needed, strict=True)
@@ -252,11 +264,35 @@ def _differentiate_core(
 # Shared
 
 
-def _run_core(op: Any, args: tuple[Any, ...]) -> Any:
-    from fla import backends
+def _validate(op: Any, args: tuple[Any, ...]) -> None:
+    if op.validate is not None:
+        op.validate(*args)
 
-    # The interim framework had no pins; an op without them has nothing but its core.
-    with cast(Any, getattr(backends, "reference_only", contextlib.nullcontext))():
+
+def _run_forward(op: Any, args: tuple[Any, ...]) -> tuple[Any, Sequence[torch.Tensor]]:
+    """The forward of a call that will be differentiated, with what its backward wants."""
+    candidate = op.training_candidate(args)
+    if candidate is None:
+        return (_run_core(op, args), ()) if op.pair is None else op.pair.forward(*args)
+    # A failure here propagates: which backward runs was settled with this choice.
+    result, saved = candidate.forward(*args)
+    expected = () if op.pair is None else op.pair.saved(*args)
+    if [(t.shape, t.dtype) for t in saved] != [(t.shape, t.dtype) for t in expected]:
+        raise RuntimeError(
+            f"{candidate.name}.{op.name}_fwd saved {[(tuple(t.shape), t.dtype) for t in saved]}, "
+            f"{op.name} lets a forward save {[(tuple(t.shape), t.dtype) for t in expected]}"
+        )
+    candidate.cell[0] += 1
+    record.thread.decision = record.Decision(op.operation, op.name, candidate.name, False, ())
+    return result, saved
+
+
+def _run_core(op: Any, args: tuple[Any, ...]) -> Any:
+    context = settings.current_context()
+    pin = None if context is None else context.values.get("pin")
+    if pin is not None and pin.core:
+        return op.run(args)  # leaves plugins out, and says which of core's paths
+    with reference_only():
         return op.run(args)
 
 

@@ -16,7 +16,9 @@ class ToyOp:
     """What `compiled_call` asks of a dispatched op, without a registry."""
 
     operation = "toy"
+    inplace = False
     pair: Any = None
+    validate: Any = None
 
     def __init__(self, fn: Callable[..., Any], outputs: Callable[..., Any]) -> None:
         self.fn, self.outputs = fn, outputs
@@ -27,6 +29,9 @@ class ToyOp:
     def run(self, args: tuple[Any, ...]) -> Any:
         self.runs.append(torch.is_grad_enabled())
         return self.fn(*args)
+
+    def training_candidate(self, args: tuple[Any, ...]) -> None:
+        return None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         bound = self.signature.bind(*args, **kwargs)
