@@ -83,6 +83,9 @@ def compute_capability_objections(device: Any, least: tuple[int, ...]) -> Iterat
         yield f"device is {device.type}, needed: CUDA with compute capability {wanted}"
     elif torch is not None and getattr(torch.version, "hip", None):
         yield f"device is ROCm, needed: CUDA with compute capability {wanted}"
+    elif torch is not None and not _has_device(torch, "cuda"):
+        # Asked about a machine other than this one (explain with fake tensors).
+        yield f"no CUDA device is here to read the compute capability of, needed: {wanted}"
     elif torch is not None:
         found = tuple(torch.cuda.get_device_capability(device))
         if found < least:

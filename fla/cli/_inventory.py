@@ -62,7 +62,7 @@ def static_entries(kinds: tuple[str, ...] = KINDS) -> list[Entry]:
 
 
 def _model_entries() -> Iterator[Entry]:
-    """Model classes are built from the rows of families, so these are read instead; they are data and import nothing."""
+    """Model classes are built from the rows of families, so these are read instead: data, which imports nothing."""
     for family in FAMILIES:
         room = f"fla.models.{family.package}"
         fields = importlib.import_module(room).FAMILY.fields

@@ -8,12 +8,16 @@ import importlib
 import platform
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
 import fla
+from fla import settings
 from fla.cli import _installed
-from fla.cli._output import add_json_option, print_json
+from fla.cli._output import Output, add_json_option, print_json
+from fla.cli.backends import op_modules, print_backends
+from fla.cli.settings import print_settings
 
 BROKEN = 1
 NO_DEVICE = 3
@@ -62,8 +66,10 @@ def examine(args: argparse.Namespace) -> dict[str, Any]:
         "triton": None,
         "devices": [],
         "nvcc": _installed.nvcc(),
+        "plugins": [],
         "backends": [],
         "settings": [],
+        "unknown_settings": {},
         "problems": [],
         "warnings": _installed.conflicts(installed, copies),
         "hints": [],
@@ -112,14 +118,56 @@ def _runs(device: dict[str, Any], triton: dict[str, Any], driver: str | None) ->
     return "triton", f"triton {triton['version']}, driver {driver}; ops without a Triton path run PyTorch"
 
 
-def _import(module: str) -> dict[str, Any]:
-    start = time.perf_counter()
-    error = None
+def _look_at_backends(report: dict[str, Any]) -> None:
     try:
-        importlib.import_module(module)
+        from fla import backends
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what it warns about stands in the report
+            report["plugins"], report["backends"] = backends.list_plugins(), backends.list_backends()
+    except Exception as error:  # without torch there are no ops, and that is reported already
+        report["warnings"].append(f"backends cannot be listed: {_line(error)}")
+        return
+    for plugin in report["plugins"]:
+        if plugin["error"]:
+            where = f"{plugin['distribution']} {plugin['version']}"
+            report["warnings"].append(f"plugin {plugin['name']} ({where}) is {plugin['state']}: {plugin['reason']}")
+
+
+def _look_at_settings(report: dict[str, Any], *, everything: bool) -> None:
+    report["unknown_settings"] = settings.unrecognised()
+    report["warnings"] += report["unknown_settings"].values()
+    report["settings"] = [row for row in settings.describe() if everything or row["origin"] != "default"]
+
+
+def _unmet_backends(report: dict[str, Any], wanted: list[str]) -> list[str]:
+    """A sentence for each wanted backend that no operation can use."""
+    core = {"torch": report["torch"] is not None, "triton": bool(report["triton"] and report["triton"]["driver"])}
+    unmet = []
+    for name in wanted:
+        rows = [row for row in report["backends"] if row["backend"] == name]
+        if core.get(name) or any(row["usable"] for row in rows):
+            continue
+        reasons = dict.fromkeys(row["reason"] for row in rows)
+        plugins = [p["reason"] for p in report["plugins"] if name in (p["name"], p["distribution"]) and p["reason"]]
+        why = "; ".join([*reasons, *plugins]) or ("no driver" if name in core else "nothing registers it")
+        unmet.append(f"backend {name} cannot be used: {why}")
+    return unmet
+
+
+def _import(room: str) -> dict[str, Any]:
+    """Import a room with everything it offers; names are loaded on first use, so the room alone would prove little."""
+    start = time.perf_counter()
+    error, name = None, room
+    try:
+        modules = op_modules() if room == "fla.ops" else [room]
+        for name in modules:
+            module = importlib.import_module(name)
+            for public in getattr(module, "__all__", ()):
+                getattr(module, public)
     except (Exception, SystemExit) as caught:
-        error = _line(caught)
-    return {"module": module, "seconds": round(time.perf_counter() - start, 3), "error": error}
+        error = _line(caught) if name == room else f"{name}: {_line(caught)}"
+    return {"module": room, "seconds": round(time.perf_counter() - start, 3), "error": error}
 
 
 def _hints(report: dict[str, Any]) -> list[str]:
@@ -140,6 +188,52 @@ def _hints(report: dict[str, Any]) -> list[str]:
     if any(d.get("capability", "").startswith(("10.", "12.")) for d in accelerators):
         hints.append("some Triton kernels need a scratch allocator on Blackwell; use Triton 3.4 or newer")
     return hints
+
+
+def _print(report: dict[str, Any]) -> None:
+    out = Output()
+    out.heading("Python")
+    out.fields(report["python"].items())
+    out.heading("fla")
+    out.fields([("version", report["fla"]["version"]), ("location", report["fla"]["location"])])
+    out.table(
+        ["import", "status", "seconds", "error"],
+        [
+            [r["module"], "fail" if r["error"] else "ok", f"{r['seconds']:.2f}", r["error"]]
+            for r in report["fla"]["rooms"]
+        ],
+    )
+    out.heading("Distributions")
+    out.table(
+        ["name", "version", "supported"], [[d["name"], d["version"], d["wanted"]] for d in report["distributions"]]
+    )
+    out.heading("Devices, and what the ops run on them")
+    if report["torch"]:
+        build = {key: value for key, value in report["torch"].items() if value is not None}
+        out.line("  torch " + ", ".join(f"{key} {value}" for key, value in build.items()))
+    out.table(
+        ["device", "name", "capability", "SMs", "memory GiB", "runs", "why"],
+        [
+            [
+                d["type"] if d["index"] is None else f"{d['type']}:{d['index']}",
+                *(d["name"], d.get("capability"), d.get("multiprocessors"), d.get("memory_gib"), d["runs"], d["why"]),
+            ]
+            for d in report["devices"]
+        ],
+    )
+    nvcc = report["nvcc"]
+    out.line(f"  nvcc: {nvcc['path']} (by {nvcc['found_by']})" if nvcc["path"] else "  nvcc: not found")
+    out.heading("Backends")
+    print_backends(out, report["plugins"], report["backends"])
+    if report["settings"]:
+        out.heading("Settings")
+        print_settings(out, report["settings"], {})
+    for title, style in (("problems", "bold red"), ("warnings", "yellow"), ("hints", None)):
+        if report[title]:
+            out.heading(title.capitalize())
+            for text in report[title]:
+                out.line(f"  {text}", style=style)
+    out.line("\nNothing is wrong." if report["ok"] else "\nSomething is wrong, see above.")
 
 
 def _line(error: BaseException) -> str:
