@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
 from fla.ops._common.device_index import ChunkTable, chunk_table
 from fla.ops._common.policy import Chip, chip_of, has_descriptors
+from fla.ops._delta.autograd import on_device
 from fla.ops._delta.kernels.vector_grad import vector_grad
 from fla.ops._delta.kernels.vector_prep import vector_prep
 from fla.ops._delta.kernels.vector_scan import vector_merge, vector_scan, vector_scan_bwd
@@ -72,8 +74,8 @@ _cached_ones = functools.lru_cache(maxsize=32)(_one_matrices)
 def one_matrices(dtype: torch.dtype, device: torch.device) -> Tensor:
     """0/1 matrices `[8, 64, 64]` whose products with gates `[64 tokens, channels]` are sums over tokens.
 
-    0: up to and with the token, 1: after it, both inside its block of 32; 2: all of the other block; 3..7: levels of the
-    tree of the exact scores. Blocks of 32, 16, 8, 4 and 2 tokens are split in the middle: a token of the second half
+    0: up to and with the token, 1: after it, both inside its block of 32; 2: all of the other block; 3..7: levels
+    of the tree of the exact scores. Blocks of 32, 16, 8, 4 and 2 tokens are split in the middle: a token of the second half
     needs the decay from the middle up to itself, one of the first half the decay after itself up to the middle, so that
     factors never exceed 1, for any gate.
     """
@@ -124,18 +126,16 @@ class Work:
         a_log: Tensor | None,
         dt_bias: Tensor | None,
         cu_seqlens: Tensor | None,
-        *,
-        chip: Chip | None = None,
-        the_plan: VectorPlan | None = None,
+        table: ChunkTable | None = None,
     ) -> None:
         self.call, self.q, self.k, self.v, self.g, self.beta = call, q, k, v, g, beta
         self.a_log, self.dt_bias = a_log, dt_bias
         self.B, self.T, self.HK, self.K = q.shape
         self.H, self.V = v.shape[2], v.shape[3]
-        self.chip = chip or chip_of(q.device)
-        self.table: ChunkTable = chunk_table(self.B, self.T, 64, cu_seqlens)
+        self.chip: Chip = chip_of(q.device)
+        self.table = chunk_table(self.B, self.T, 64, cu_seqlens) if table is None else table
         self.N = self.table.sequences
-        self.plan = the_plan or plan(
+        self.plan: VectorPlan = plan(
             self.chip,
             str(q.dtype).removeprefix("torch."),
             self.K,
@@ -145,11 +145,11 @@ class Work:
             length=self.T,
             exact=call.exact,
             normed=call.norm,
-            varlen=cu_seqlens is not None,
+            varlen=self.table.varlen,
             aligned=_aligned(q, k, v) and has_descriptors(),
         )
         self.tiles_n = max(self.table.chunks, 1) * self.H
-        self.ragged = cu_seqlens is not None or self.T % 64 != 0
+        self.ragged = self.table.varlen or self.T % 64 != 0
         p = self.plan
         self.gtma = p.tma and g.element_size() == 2 and _aligned(g)
         self.index = (self.table.cu, self.table.offsets)
@@ -295,7 +295,7 @@ class Work:
             self._scan(h0=h0, split=0, steps=0, **kw)
             return None
         # Segments hold whole tiles of 64 tokens.
-        steps = -(-(-(-self.T // 64)) // p.segments) * 2
+        steps = triton.cdiv(triton.cdiv(self.T, 64), p.segments) * 2
         if entries is None:
             maps = self.new(self.N * p.segments * self.H, p.vp + p.kp, p.kp, dtype=torch.float32)
             entries = self.new(self.N * p.segments * self.H, p.vp, p.kp, dtype=torch.float32)
@@ -465,25 +465,27 @@ class VectorDelta(torch.autograd.Function):
             states, news = work.new(n * p.vp, p.kp), work.new(n * p.vp, 64)
         entries = work.scan(h0, o=o, ht=ht, states=states, save=1 if call.keep else 0, news=news)
         ctx.save_for_backward(
-            q, k, v, g, beta, a_log, dt_bias, h0, cu_seqlens, o, work.tiles, work.mats, work.decay, work.norms,
-            entries, states, news, work.table.rows, work.table.offsets,
+            q, k, v, g, beta, a_log, dt_bias, h0, o,
+            work.tiles, work.mats, work.decay, work.norms, entries, states, news,
         )  # fmt: skip
-        ctx.call = call
+        ctx.call, ctx.table = call, work.table
+        ctx.set_materialize_grads(False)
         return o, ht
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, do: Tensor | None, dht: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
-        q, k, v, g, beta, a_log, dt_bias, h0, cu, o, tiles, mats, decay, norms, entries, states, news, rows, offsets = (
-            ctx.saved_tensors
-        )
-        work = Work(ctx.call, q, k, v, g, beta, a_log, dt_bias, cu)
-        work.tiles, work.mats, work.decay, work.norms, work.nm = tiles, mats, decay, norms, 3
+        q, k, v, g, beta, a_log, dt_bias, h0, o, tiles, mats, decay, norms, entries, states, news = ctx.saved_tensors
+        if do is None and dht is None:
+            return (None,) * 11
         do = torch.zeros_like(v) if do is None else do.contiguous()
         dht = None if dht is None else dht.contiguous()
-        dh0 = None if h0 is None else torch.empty_like(h0, dtype=torch.float32)
-        if states is None:
-            states, news = work.states(h0, entries)
-        dv, ys, exits = work.scan_bwd(do, dht, dh0)
-        dq, dk, dg, db, da, dbias = work.grad(o, do, states, news, exits, ys)
+        dh0 = torch.empty_like(h0) if ctx.needs_input_grad[7] else None
+        with on_device(q):
+            work = Work(ctx.call, q, k, v, g, beta, a_log, dt_bias, None, ctx.table)
+            work.tiles, work.mats, work.decay, work.norms, work.nm = tiles, mats, decay, norms, 3
+            if states is None:
+                states, news = work.states(h0, entries)
+            dv, ys, exits = work.scan_bwd(do, dht, dh0)
+            dq, dk, dg, db, da, dbias = work.grad(o, do, states, news, exits, ys)
         return dq, dk, dv, dg, db, da, dbias, dh0, None, None, None

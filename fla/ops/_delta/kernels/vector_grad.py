@@ -30,31 +30,6 @@ from fla.ops._delta.kernels.vector_math import (
 
 
 @triton.jit
-def bounded_pairs(A, F, At, Ft, top, bt, kn, qn, E, Ei, es, PREC: tl.constexpr):
-    """All pairs under a bounded gate: inside the blocks of 32 by factors ``E`` and ``Ei`` from an anchor below the block's
-    start, across the middle from the anchor of the second block.
-
-    Tokens are split into the two blocks by operands that are 0 in one of them or by choosing rows of a result, never by
-    masking the score matrices. Returns the gradients of q, of k read and of k written, and the decay's gradient in its
-    prefix and suffix parts.
-    """
-    Eo = tl.where(top, es * UNSHIFT, Ei)
-    kc = (kn * Ei).to(A.dtype)
-    ko = (kn * Eo).to(A.dtype)
-    aq = tl.where(top, tl.dot(A, kc, input_precision=PREC), tl.dot(A, ko, input_precision=PREC))
-    ar = tl.where(top, tl.dot(F, kc, input_precision=PREC), tl.dot(F, ko, input_precision=PREC))
-    qr = (qn * E).to(A.dtype)
-    kr = (kn * (E * bt)).to(A.dtype)
-    w0 = tl.dot(At, tl.where(top, qr, 0.0).to(A.dtype), input_precision=PREC)
-    w0 = tl.dot(Ft, tl.where(top, kr, 0.0).to(A.dtype), w0, input_precision=PREC)
-    w1 = tl.dot(At, tl.where(top, 0.0, qr).to(A.dtype), input_precision=PREC)
-    w1 = tl.dot(Ft, tl.where(top, 0.0, kr).to(A.dtype), w1, input_precision=PREC)
-    hp = qr.to(tl.float32) * aq + kr.to(tl.float32) * ar - kc.to(tl.float32) * tl.where(top, w0, w1)
-    hs = tl.where(top, ko.to(tl.float32) * w1, 0.0)
-    return E * aq, E * ar, Ei * w0 + Eo * w1, hp, hs
-
-
-@triton.jit
 def level_terms(A, F, bt, kn, qn, f, half, PREC: tl.constexpr):
     """Pairs whose tokens part at one level of the tree; every factor ``f`` is at most 1 and each token has one role."""
     pairs = level_pairs(half, 64)
@@ -197,6 +172,9 @@ def vector_grad(
     unit = tl.where(big > 0.0, tl.exp2(tl.floor(tl.log2(big))), 1.0)
     A = (dA * (1.0 / unit)).to(SD)
     F = (F * (1.0 / unit)).to(SD)
+    At = tl.trans(A)
+    Ft = tl.trans(F)
+    diag = (tl.sum(tl.where(i == j, A.to(tl.float32), 0.0), 1) * unit)[:, None]
     rq = tl.zeros((64,), tl.float32) + 1.0
     rk = rq
     if NORM:
@@ -226,7 +204,6 @@ def vector_grad(
         ex = ex2(gate_sum(swap, gh, gr, SD, GPREC))
         es = ex2(gate_sum(tru, gh, gr, SD, GPREC))
         G = gate_sum(tri, gh, gr, SD, GPREC)
-        # between the chunk and the states at its ends
         QS = tl.zeros((64, KB), tl.float32)
         YS = tl.zeros((64, KB), tl.float32)
         VX = tl.zeros((64, KB), tl.float32)
@@ -248,34 +225,54 @@ def vector_grad(
         qf = load_tile(q, row, n, hk * K + c0, K - c0, HK * K, 64, KB, TMA, ROWS, KC).to(tl.float32)
         kn = kf * rk[:, None]
         qn = qf * rq[:, None]
+        # Between the chunk and the states at its ends. hp and hs: gradients of the sums up to and after a token.
         if EXACT:
             Ed = ex2(G)
-        if not EXACT:
+        else:
             E = ex2(G + SHIFT)
+            Ei = ex2((G + SHIFT) * -1.0)
             Ed = E * UNSHIFT
         pre = tl.where(top, Ed, Ed * ex)
         xq = pre * QS
         xr = -(pre * YS)
         xw = tl.where(top, es * ex, es) * VX
-        hp = qn * xq + bt * (kn * xr)
+        hp = qn * xq + kn * (bt * xr)
         hs = kn * xw
         xg = grad_sum(swap, tl.where(top, hs, hp), SD, PREC, False)
         xg += (ex2(tl.sum(gl, 0)) * ss)[None, :]
         if EXACT:
-            diag = (tl.sum(tl.where(i == j, A.to(tl.float32), 0.0), 1) * unit)[:, None]
             xq += diag * kn
             xw += diag * qn
             pq, pr, pw, pp = level_terms(A, F, bt, kn, qn, tl.where(top, es, Ed), 32, PREC)
+            xq += unit * pq
+            xr += unit * pr
+            xw += unit * pw
             hs += tl.where(top, unit * pp, 0.0)
             hp += tl.where(top, 0.0, unit * pp)
         else:
-            Ei = ex2((G + SHIFT) * -1.0)
-            pq, pr, pw, pp, ps = bounded_pairs(A, F, tl.trans(A), tl.trans(F), top, bt, kn, qn, E, Ei, es, PREC)
-            hp += unit * pp
-            hs += unit * ps
-        xq += unit * pq
-        xr += unit * pr
-        xw += unit * pw
+            # Tokens are split into the two blocks by operands that are 0 in one of them or by choosing rows of a
+            # result, never by masking the score matrices. Across the middle the anchor is that of the second block.
+            Eo = tl.where(top, es * UNSHIFT, Ei)
+            kc = (kn * Ei).to(SD)
+            ko = (kn * Eo).to(SD)
+            p = tl.where(top, tl.dot(A, kc, input_precision=PREC), tl.dot(A, ko, input_precision=PREC))
+            qr = (qn * E).to(SD)
+            hp += unit * (qr.to(tl.float32) * p)
+            xq += unit * (E * p)
+            p = tl.where(top, tl.dot(F, kc, input_precision=PREC), tl.dot(F, ko, input_precision=PREC))
+            kr = (kn * (E * bt)).to(SD)
+            hp += unit * (kr.to(tl.float32) * p)
+            xr += unit * (E * p)
+            p = tl.dot(At, tl.where(top, 0.0, qr).to(SD), input_precision=PREC)
+            p = tl.dot(Ft, tl.where(top, 0.0, kr).to(SD), p, input_precision=PREC)
+            xw += unit * (Eo * p)
+            p = unit * (ko.to(tl.float32) * p)
+            hs += tl.where(top, p, 0.0)
+            hp -= tl.where(top, 0.0, p)
+            p = tl.dot(At, tl.where(top, qr, 0.0).to(SD), input_precision=PREC)
+            p = tl.dot(Ft, tl.where(top, kr, 0.0).to(SD), p, input_precision=PREC)
+            xw += unit * (Ei * p)
+            hp -= unit * (kc.to(tl.float32) * p)
         # the sum over the tokens before: tri less the diagonal
         xg += grad_sum(tri, hs, SD, PREC, False) - hs
         if EXACT:

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: MIT
+"""KDA on Triton: from the public op's arguments to the vector-decay engine."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from fla.ops._delta.autograd import on_device
+from fla.ops._delta.vector_autograd import VectorCall, VectorDelta, Work
+
+
+def _chunk_states(work: Work, states: Tensor, chunk_size: int, cu_seqlens_cpu: Tensor | None, v_first: bool) -> Tensor:
+    """States before each chunk as `[B, NT, HV, K, V]` (or V-first) from the engine's buffer of 64-token tiles."""
+    p, per = work.plan, 64 // chunk_size
+    chunks = work.table.chunks
+    x = states.view(chunks, work.H, per, p.vp, p.kp)[..., : work.V, : work.K].transpose(1, 2)
+    x = x.reshape(chunks * per, work.H, work.V, work.K)
+    if work.table.varlen:
+        assert work.table.cu is not None
+        cu = (work.table.cu if cu_seqlens_cpu is None else cu_seqlens_cpu).tolist()
+        lengths = [b - a for a, b in itertools.pairwise(cu)]
+        keep, first = [], 0
+        for n in lengths:
+            keep.extend(range(first, first + -(-n // chunk_size)))
+            first += -(-n // 64) * per
+        x = x[torch.tensor(keep, dtype=torch.long, device=x.device)][None]
+    else:
+        x = x.view(work.B, -1, work.H, work.V, work.K)[:, : -(-work.T // chunk_size)]
+    return (x if v_first else x.transpose(-1, -2)).contiguous()
+
+
+def chunk_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    safe_gate: bool = False,
+    lower_bound: float | None = None,
+    disable_recompute: bool = False,
+    return_intermediate_states: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    cp_context: object | None = None,
+    use_graph: bool = False,
+    max_num_seqs: int | None = None,
+    *,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    chunk_size: int = 64,
+) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
+    """`fla.ops.kda.chunk_kda` in Triton; arguments are validated there.
+
+    ``safe_gate`` with a ready ``g`` takes the promise that decays lie in [-5, 0): stronger ones are cut just below -5.
+    A gate bounded by ``lower_bound >= -5`` takes the same kernels by itself; every other gate is exact at any strength.
+    """
+    gate = 0 if not use_gate_in_kernel else (1 if lower_bound is None else 2)
+    lower = 0.0 if lower_bound is None else float(lower_bound)
+    call = VectorCall(
+        scale=q.shape[-1] ** -0.5 if scale is None else float(scale),
+        gate=gate,
+        lower=lower,
+        beta=(2 if allow_neg_eigval else 1) if use_beta_sigmoid_in_kernel else 0,
+        norm=use_qk_l2norm_in_kernel,
+        exact=not (safe_gate if gate == 0 else gate == 2 and -5.0 <= lower < 0.0),
+        v_first=state_v_first,
+        uncovered=use_graph,
+        keep=disable_recompute,
+    )
+    q, k, v, g, beta = (x.contiguous() for x in (q, k, v, g, beta))
+    if gate == 0:
+        A_log = dt_bias = None
+    A_log, dt_bias, initial_state, cu_seqlens = (
+        None if x is None else x.contiguous() for x in (A_log, dt_bias, initial_state, cu_seqlens)
+    )
+    inputs = (q, k, v, g, beta, A_log, dt_bias, initial_state)
+    with on_device(q):
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
+            return VectorDelta.apply(*inputs, cu_seqlens, call, output_final_state)
+        work = Work(call, *inputs[:-1], cu_seqlens)
+        work.prep(train=False)
+        o = work.like(v)
+        ht = work.final_state() if output_final_state else None
+        if not return_intermediate_states:
+            work.scan(initial_state, o=o, ht=ht)
+            return o, ht
+        per = 64 // chunk_size
+        states = work.new(work.tiles_n * per * work.plan.vp, work.plan.kp)
+        work.scan(initial_state, o=o, ht=ht, states=states, save=per)
+        return o, ht, _chunk_states(work, states, chunk_size, cu_seqlens_cpu, state_v_first)
