@@ -20,6 +20,7 @@ from fla.backends.op import DispatchedOp
 from fla.backends.plan import Candidate, Pin
 from fla.backends.record import Verdict
 from fla.backends.registry import REGISTRY, Registration
+from fla.backends.signature import is_default
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     plan = op.current()
     facts = op.read_facts(values, backward=needs_backward(values))
     facts = Facts(**{**vars(facts), "device": devices.concrete(facts.device)})
-    key = _key(op, values)
+    key = op.full_key(values)
     verdicts: list[Verdict] = []
     rows = [row for row in REGISTRY.of(op.key) if plans.implements(op, row)]
     pin: Pin | None = plan.pin
@@ -119,13 +120,6 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     return Explanation(op.operation, op.name, chosen, (*verdicts, *core), facts, training, error, failed)
 
 
-def _key(op: DispatchedOp, values: tuple[Any, ...]) -> Any:
-    try:
-        return (op.key_of(*values), False)
-    except (AttributeError, TypeError, IndexError):
-        return (None, False)
-
-
 def _judge(
     op: DispatchedOp,
     row: Registration,
@@ -157,7 +151,7 @@ def _judge(
     if refusal is not None:
         return refused(refusal)
     for index, name, default in candidate.missing:
-        if not plans.is_default(values[index], default):
+        if not is_default(values[index], default):
             return refused(Rejection("unsupported", f"it does not take {name}"))
     note = (
         "" if not switches.has_probe(row.backend) or switches.probe_result(row.backend)[0] else "its probe has not run"

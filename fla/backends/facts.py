@@ -144,12 +144,19 @@ class Capability:
         reason = next(self._objections(facts), None)
         return None if reason is None else Rejection("unsupported", reason)
 
-    def _objections(self, facts: Facts) -> Iterator[str]:
-        device_type = getattr(facts.device, "type", None)
+    def refuses_device(self, device: Any) -> bool:
+        """Whether calls on ``device`` are refused whatever else they ask for."""
+        return next(self._device_objections(device), None) is not None
+
+    def _device_objections(self, device: Any) -> Iterator[str]:
+        device_type = getattr(device, "type", None)
         if self.device_types is not None and device_type is not None and device_type not in self.device_types:
             yield f"device is {device_type}, supported: {_listed(self.device_types)}"
         if self.compute_capability is not None and device_type is not None:
-            yield from devices.compute_capability_objections(facts.device, tuple(self.compute_capability))
+            yield from devices.compute_capability_objections(device, tuple(self.compute_capability))
+
+    def _objections(self, facts: Facts) -> Iterator[str]:
+        yield from self._device_objections(facts.device)
         if self.dtypes is not None:
             for name, dtype in facts.dtypes:
                 if dtype not in {str(known).removeprefix("torch.") for known in self.dtypes}:

@@ -7,7 +7,7 @@ import importlib
 import inspect
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +18,19 @@ from fla.backends.base import read_answer
 from fla.backends.discovery import DISCOVERY
 from fla.backends.errors import BackendUnavailable
 from fla.backends.facts import CallFacts, Capability, Facts, Rejection, needs_backward
-from fla.backends.plan import MASTER, PLUGINS, STRICT, Candidate, Entry, Pin, Plan, Verdict, remember
+from fla.backends.plan import MASTER, PLUGINS, STRICT, Candidate, Entry, Pin, Plan, Verdict, understand
 from fla.backends.record import Decision
 from fla.backends.registry import REGISTRY, Registration
 from fla.backends.signature import argument_text, bind_callable, is_default, positional
 
 _ENTRIES_AT_MOST = 1024
 _PLANS_AT_MOST = 64
+_UNKNOWN: Any = object()
+
+
+def _given(candidate: Candidate, args: tuple[Any, ...]) -> str | None:
+    """A parameter that the candidate does not take and that this call gives."""
+    return next((name for i, name, default in candidate.missing if not is_default(args[i], default)), None)
 
 
 @dataclass(frozen=True)
@@ -80,14 +86,15 @@ class DispatchedOp:
         self.triton_verifier = None if triton_verifier is None else self._in_order(triton_verifier, "triton_verifier")
         self._triton: tuple[Callable[..., Any], Callable[..., Any]] | Rejection | None = None
         self.quarantine: dict[tuple[Registration, Any], Failure] = {}
-        self.reasons: dict[Registration, dict[Any, Verdict]] = {}
         self.cells: dict[str, list[int]] = {}
         self.core_cell = self.cell("torch")
         self.plan: Plan | None = None
         self._plans: dict[Any, Plan] = {}
         self._watched: frozenset[Any] | None = None
         self._generation = 0
-        self.key_of: Callable[..., Any] = lambda *args: None  # set by the wrapper's generated code
+        # Set by the wrapper's generated code.
+        self.key_of: Callable[..., Any] = lambda *args: None
+        self.device_of: Callable[..., Any] = lambda *args: None
         self.bind_torch: Callable[[], None] = lambda: None
         REGISTRY.add_op(self)
 
@@ -186,14 +193,14 @@ class DispatchedOp:
             DISCOVERY.ensure(pin)
         generation = self._generation
         watched = self._watched = self._watched or self._names_watched()
-        ordered = sorted(watched)
+        ordered = tuple(sorted(watched))
         snapshot = None
         if not settings.environment_isdisjoint(watched):
             snapshot = tuple(map(settings.environment_get, ordered))
         key = (None if context is None else context.key, snapshot)
         plan = self._plans.get(key)
         if plan is None:
-            plan = Plan(self, context, watched, snapshot)
+            plan = Plan(self, context, ordered, snapshot)
         plan.context = context
         # A plan made while plugins are being loaded, or while the registry changed, serves this call only.
         if generation == self._generation and not DISCOVERY.running:
@@ -205,10 +212,9 @@ class DispatchedOp:
 
     def unchanged(self, plan: Plan) -> bool:
         """Whether the environment is as it was when ``plan`` was made (the context is compared by the caller)."""
-        now = None
-        if not settings.environment_isdisjoint(plan.watched):
-            now = tuple(map(settings.environment_get, sorted(plan.watched)))
-        return bool(now == plan.snapshot)
+        if plan.snapshot is None:
+            return settings.environment_isdisjoint(plan.watched)
+        return tuple(map(settings.environment_get, plan.watched)) == plan.snapshot
 
     def current(self) -> Plan:
         plan = self.plan
@@ -216,24 +222,42 @@ class DispatchedOp:
             return self.replan()
         return plan
 
+    def full_key(self, args: tuple[Any, ...]) -> Any:
+        """The whole static signature, None where an argument is not what its name promises."""
+        try:
+            key = self.key_of(plans.AllMatters, *args)
+            hash(key)
+        except (AttributeError, TypeError, IndexError):
+            return None
+        return key
+
     def entry(self, plan: Plan, args: tuple[Any, ...], *, training: bool = False) -> Entry:
         """What the static facts of the arguments leave of ``plan``."""
+        if training:
+            full = ("training", self.full_key(args))
+            found = plan.memo.get(full)
+            if found is None:
+                facts = self.read_facts(args, backward=True)
+                found = plan.memo[full] = Entry(self, plan, full[1], facts, training=True)
+            return found
         try:
-            key = (self.key_of(*args), training)
-            found = plan.memo.get(key)
-        except (AttributeError, TypeError, IndexError):  # an argument that is not what its name promises
-            key, found = (None, training), None
+            device = self.device_of(*args)
+            found = plan.by_device.get(device)
+            if found is None:
+                key = self.key_of(plan, *args)
+                found = plan.memo.get(key)
+        except (AttributeError, TypeError, IndexError):
+            device = key = None
+            found = None
         if found is None:
-            backward = training or needs_backward(args)
-            facts = self.read_facts(args, backward=backward)
-            found = Entry(self, plan, key, facts, training=training)
-            if key[0] is not None:
+            facts = self.read_facts(args, backward=needs_backward(args))
+            found = Entry(self, plan, self.full_key(args), facts)
+            if device is not None and (plan.device_only or plan.refuses_device(self, device)):
+                plan.by_device[device] = found
+            elif key is not None:
                 if len(plan.memo) >= _ENTRIES_AT_MOST:
                     plan.memo.clear()
-                # The generated code looks up by the bare key.
                 plan.memo[key] = found
-                if not training:
-                    plan.memo[key[0]] = found
         return found
 
     def read_facts(self, args: tuple[Any, ...], *, backward: bool) -> Facts:
@@ -241,26 +265,37 @@ class DispatchedOp:
 
     # Choosing
 
-    def _ask(self, plan: Plan, candidate: Candidate, args: tuple[Any, ...]) -> Verdict | None:
-        """Why a candidate does not take this call, or None."""
-        for index, name, default in candidate.missing:
-            if not is_default(args[index], default):
-                return remember(candidate, self, f"it does not take {name}")
-        verify = candidate.verify
-        if verify is None:
-            return None
-        try:
-            answer = verify(*args)
-            if answer is True:
-                return None
-            accepted, reason = read_answer(answer)
-        except Exception as error:
-            return self._verifier_failed(plan, candidate, error)
-        if accepted or (candidate.forced and isinstance(reason, Rejection) and reason.code == "slower"):
-            return None
-        return remember(candidate, self, reason)
+    def _pick(
+        self, plan: Plan, candidates: Sequence[Candidate], args: tuple[Any, ...], rejected: list[Verdict]
+    ) -> Candidate | None:
+        """The first candidate that takes this call; what the others said is appended to ``rejected``.
 
-    def _verifier_failed(self, plan: Plan, candidate: Candidate, error: Exception) -> Verdict:
+        This loop is the price of every verifier at every call, hence its shape.
+        """
+        for candidate in candidates:
+            if candidate.missing and (name := _given(candidate, args)) is not None:
+                refusal = understand(self, candidate, (False, f"it does not take {name}"))
+            elif candidate.verify is None:
+                return candidate
+            else:
+                try:
+                    answer = candidate.verify(*args)
+                    if answer is True:
+                        return candidate
+                    refusal = candidate.answers.get(answer, _UNKNOWN)
+                except Exception as error:
+                    refusal = self._verifier_failed(plan, candidate, error)
+                if refusal is _UNKNOWN:
+                    try:
+                        refusal = understand(self, candidate, answer)
+                    except TypeError as error:
+                        refusal = self._verifier_failed(plan, candidate, error)
+            if refusal is None:
+                return candidate
+            rejected.append(refusal)
+        return None
+
+    def _verifier_failed(self, plan: Plan, candidate: Candidate, error: Exception) -> Verdict | None:
         where = f"the verifier of {candidate.name} ({candidate.row.source}) for {self}"
         if plan.strict:
             faults.note(error, f"raised by {where}")
@@ -272,7 +307,7 @@ class DispatchedOp:
             f"{where} raised, the backend is passed over:\n{traceback.format_exc()}",
             RuntimeWarning,
         )
-        return remember(candidate, self, Rejection("error", text))
+        return understand(self, candidate, (False, Rejection("error", text)))
 
     def _core(self, plan: Plan, entry: Entry, args: tuple[Any, ...], rejected: list[Verdict]) -> tuple[Any, str]:
         """The core function for a call that no backend takes."""
@@ -302,11 +337,9 @@ class DispatchedOp:
         plan = self.current()
         entry = self.entry(plan, args, training=training)
         rejected: list[Verdict] = []
-        for candidate in entry.candidates if plan.error is None else ():
-            refusal = self._ask(plan, candidate, args)
-            if refusal is None:
-                return candidate.run, self._decision(entry, candidate.name, False, rejected)
-            rejected.append(refusal)
+        candidate = self._pick(plan, entry.candidates if plan.error is None else (), args, rejected)
+        if candidate is not None:
+            return candidate.run, self._decision(entry, candidate.name, False, rejected)
         core, name = self._core(plan, entry, args, rejected)
         return core, self._decision(entry, name, True, rejected)
 
@@ -317,11 +350,9 @@ class DispatchedOp:
             raise plan.error
         entry = self.entry(plan, args, training=True)
         rejected: list[Verdict] = []
-        for candidate in entry.candidates:
-            refusal = self._ask(plan, candidate, args)
-            if refusal is None:
-                return candidate
-            rejected.append(refusal)
+        candidate = self._pick(plan, entry.candidates, args, rejected)
+        if candidate is not None:
+            return candidate
         self._core(plan, entry, args, rejected)
         return None
 
@@ -348,30 +379,26 @@ class DispatchedOp:
 
     def _run(self, plan: Plan, entry: Entry, args: tuple[Any, ...]) -> Any:
         rejected: list[Verdict] = []
-        if plan.error is None:
-            for candidate in entry.candidates:
-                refusal = self._ask(plan, candidate, args)
-                if refusal is None:
-                    try:
-                        result = candidate.run(*args)
-                    except Exception as error:
-                        rejected.append(self._failed(plan, entry, candidate, args, error))
-                        continue
-                    if (self.operation, self.name, candidate.name) not in record.logged:
-                        record.log_once(self.operation, self.name, candidate.name)
-                    record.thread.decision = (self, entry, candidate.name, False, rejected)
-                    candidate.cell[0] += 1
-                    return result
-                rejected.append(refusal)
+        candidates: Sequence[Candidate] = entry.candidates if plan.error is None else ()
+        while (candidate := self._pick(plan, candidates, args, rejected)) is not None:
+            try:
+                result = candidate.run(*args)
+            except Exception as error:
+                rejected.append(self._failed(plan, candidate, args, error))
+                candidates = candidates[candidates.index(candidate) + 1 :]
+                continue
+            if not candidate.cell[0]:
+                record.log_once(self.operation, self.name, candidate.name)
+            record.thread.decision = (self, entry, candidate.name, False, rejected)
+            candidate.cell[0] += 1
+            return result
         core, name = self._core(plan, entry, args, rejected)
         result = core(*args)
         record.thread.decision = (self, entry, name, True, rejected) if rejected else entry.decision
         self.cell(name)[0] += 1
         return result
 
-    def _failed(
-        self, plan: Plan, entry: Entry, candidate: Candidate, args: tuple[Any, ...], error: Exception
-    ) -> Verdict:
+    def _failed(self, plan: Plan, candidate: Candidate, args: tuple[Any, ...], error: Exception) -> Verdict:
         """Quarantine a backend that raised, or raise again where nothing else may run."""
         where = f"{candidate.name} ({candidate.row.source}) running {self}"
         if plan.strict or self.inplace or (plan.pin is not None and plan.pin.strict) or faults.must_propagate(error):
@@ -380,7 +407,7 @@ class DispatchedOp:
         summary = " ".join(f"{type(error).__name__}: {error}".split())
         signature = str(self.read_facts(args, backward=needs_backward(args)))
         failure = Failure(candidate.name, summary, traceback.format_exc(), signature)
-        self.quarantine[candidate.row, entry.key] = failure
+        self.quarantine[candidate.row, self.full_key(args)] = failure
         self.invalidate()
         warnings.warn(
             f"fla backend {where} raised {summary}; it is left out for calls of this static signature and the next "

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fla import settings
 from fla.backends import devices, record, switches
+from fla.backends.base import read_answer
 from fla.backends.errors import BackendUnavailable, SignatureMismatch
 from fla.backends.facts import Facts, Rejection
 from fla.backends.record import Decision, Verdict
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 MASTER, PLUGINS, STRICT = "FLA_DISABLE_BACKEND_DISPATCH", "FLA_PLUGINS", "FLA_BACKEND_STRICT"
 CORE = ("triton", "torch")
-_REASONS_AT_MOST = 256
+_ANSWERS_AT_MOST = 256
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Pin:
 class Candidate:
     """One registered backend for one function: bound, ready to be called with the op's arguments in order."""
 
-    __slots__ = ("backward", "cell", "forced", "forward", "missing", "name", "reasons", "row", "run", "verify")
+    __slots__ = ("answers", "backward", "cell", "forced", "forward", "missing", "name", "row", "run", "verify")
 
     def __init__(self, op: DispatchedOp, row: Registration, forced: bool) -> None:
         parts = bound_parts(op, row)
@@ -51,7 +52,7 @@ class Candidate:
         self.forward, self.backward = parts.forward, parts.backward
         self.missing = parts.missing
         self.cell = op.cell(row.name)
-        self.reasons = op.reasons.setdefault(row, {})
+        self.answers: dict[Any, Verdict | None] = {}
 
 
 @dataclass(frozen=True)
@@ -134,11 +135,17 @@ class Plan:
 
     __slots__ = (
         "active",
+        "backward",
+        "by_device",
         "constant",
         "context",
         "decision",
+        "dims",
+        "dtypes",
         "error",
+        "flags",
         "memo",
+        "options",
         "pin",
         "refused",
         "snapshot",
@@ -149,7 +156,7 @@ class Plan:
     )
 
     def __init__(
-        self, op: DispatchedOp, context: settings.Context | None, watched: frozenset[Any], snapshot: Any
+        self, op: DispatchedOp, context: settings.Context | None, watched: tuple[Any, ...], snapshot: Any
     ) -> None:
         values = {} if context is None else context.values
         self.context, self.watched, self.snapshot = context, watched, snapshot
@@ -159,13 +166,13 @@ class Plan:
         self.traced = bool(values.get("trace"))
         self.strict = bool(settings.get(STRICT))
         self.memo: dict[Any, Entry] = {}
+        self.by_device: dict[Any, Entry] = {}
         self.active: list[Candidate] = []
         self.refused: list[Verdict] = []
         self.error: BackendUnavailable | None = None
         self.constant: Callable[..., Any] | None = None
         self.decision: Decision | None = None
-        blocked_pin = reference and pin is not None and not pin.core and pin.strict
-        if blocked_pin:
+        if reference and pin is not None and not pin.core and pin.strict:
             self.error = BackendUnavailable(f"{op}: use_backend({pin.name!r}, strict=True) inside reference_only()")
         if not reference and not (self.pin is not None and self.pin.core):
             self._candidates(op)
@@ -176,6 +183,40 @@ class Plan:
         if not self.active and self.error is None and not self.triton and not wants_triton and not self.traced:
             self.constant = op.fn
             self.decision = Decision(op.operation, op.name, "torch", True, tuple(self.refused))
+
+        self._what_matters(op)
+
+    def _what_matters(self, op: DispatchedOp) -> None:
+        """Which static facts some capability speaks of: the others need not be read at each call."""
+        capabilities = [c.row.backend.capability for c in self.active]
+        if self.triton:
+            capabilities.append(op.triton_capability)
+        stated = [c for c in capabilities if c is not None]
+        every = bool(op.quarantine)
+        self.dtypes = every or any(c.dtypes is not None for c in stated)
+        self.dims = every or any(c.head_dims is not None or c.gva is False for c in stated)
+        self.options = every or any(
+            c.varlen is False or c.initial_state is False or c.state_layouts is not None for c in stated
+        )
+        self.backward = every or any(c.backward is False for c in stated)
+        self.flags = every
+
+    @property
+    def device_only(self) -> bool:
+        """Whether entries depend on the device alone."""
+        return not (self.dtypes or self.dims or self.options or self.backward or self.flags)
+
+    def refuses_device(self, op: DispatchedOp, device: Any) -> bool:
+        """Whether no candidate and no Triton path takes calls on ``device``, whatever else they ask for."""
+        capabilities = [c.row.backend.capability for c in self.active]
+        if self.flags or any(c is None or not c.refuses_device(device) for c in capabilities):
+            return False
+        if not self.triton:
+            return True
+        stated = op.triton_capability
+        return device.type not in devices.triton_device_types() or (
+            stated is not None and stated.refuses_device(device)
+        )
 
     def _candidates(self, op: DispatchedOp) -> None:
         pin = self.pin
@@ -222,22 +263,26 @@ def _not_registered(op: DispatchedOp, pin: Pin) -> str:
     return text
 
 
+class AllMatters:
+    """Stands for a plan where the full static signature is wanted."""
+
+    dtypes = dims = options = backward = flags = True
+
+
 class Entry:
     """What is left for one static signature. ``direct`` is set where nothing has to be asked."""
 
-    __slots__ = ("candidates", "cell", "core", "core_name", "decision", "direct", "key", "refused", "triton_verify")
+    __slots__ = ("candidates", "cell", "core", "core_name", "decision", "direct", "refused", "triton_verify")
 
     def __init__(self, op: DispatchedOp, plan: Plan, key: Any, facts: Facts, *, training: bool = False) -> None:
-        self.key = key
         refused = list(plan.refused)
         self.candidates: list[Candidate] = []
         for candidate in plan.active:
-            if training and candidate.forward is None:
-                refusal: Rejection | None = Rejection(
+            refusal = static_refusal(op, candidate.row, key, facts, probe=True)
+            if refusal is None and training and candidate.forward is None:
+                refusal = Rejection(
                     "unsupported", f"training under torch.compile needs {op.name}_fwd and {op.name}_bwd"
                 )
-            else:
-                refusal = static_refusal(op, candidate.row, key, facts, probe=True)
             if refusal is None:
                 self.candidates.append(candidate)
             else:
@@ -255,8 +300,7 @@ class Entry:
             else:
                 refused.append(Verdict("triton", refusal.code, refusal.text))
         self.refused = tuple(refused)
-        strict = plan.pin is not None and plan.pin.strict
-        if strict and plan.pin is not None and plan.pin.name != self.core_name:
+        if plan.pin is not None and plan.pin.strict and plan.pin.name != self.core_name:
             self.core = None
         self.cell = op.cell(self.core_name)
         self.decision = Decision(op.operation, op.name, self.core_name, True, self.refused)
@@ -265,7 +309,7 @@ class Entry:
 
 
 def static_refusal(op: DispatchedOp, row: Registration, key: Any, facts: Facts, *, probe: bool) -> Rejection | None:
-    """What is wrong with a candidate for every call of one static signature."""
+    """What is wrong with a candidate for every call of one static signature, ``key`` in full."""
     backend = row.backend
     if backend.capability is not None:
         refusal = backend.capability.check(facts)
@@ -277,13 +321,19 @@ def static_refusal(op: DispatchedOp, row: Registration, key: Any, facts: Facts, 
     return switches.probe(backend) if probe else switches.probe_result(backend)[1]
 
 
-def remember(candidate: Candidate, op: DispatchedOp, reason: Any) -> Verdict:
-    """The verdict for a reason that a verifier gave, made and logged once per distinct reason."""
-    known = candidate.reasons.get(reason)
-    if known is None:
-        refusal = reason if isinstance(reason, Rejection) else Rejection("unsupported", str(reason))
-        known = verdict(candidate.row, refusal)
+def understand(op: DispatchedOp, candidate: Candidate, answer: Any) -> Verdict | None:
+    """What a verifier's answer means, worked out and logged once per distinct answer. None: accepted.
+
+    Raises:
+        TypeError: it is no answer.
+    """
+    accepted, reason = read_answer(answer)
+    if accepted or (candidate.forced and isinstance(reason, Rejection) and reason.code == "slower"):
+        found = None
+    else:
+        refusal = reason if isinstance(reason, Rejection) else Rejection("unsupported", reason)
+        found = verdict(candidate.row, refusal)
         record.log_once(op.operation, op.name, candidate.name, refusal.text)
-        if len(candidate.reasons) < _REASONS_AT_MOST:
-            candidate.reasons[reason] = known
-    return known
+    if len(candidate.answers) < _ANSWERS_AT_MOST and type(answer) is tuple:
+        candidate.answers[answer] = found
+    return found

@@ -111,5 +111,5 @@ def is_default(value: Any, default: Any) -> bool:
     """Whether an argument says no more than leaving it out would. Never compares tensors."""
     if value is default:
         return True
-    plain = bool | int | float | str | tuple | type(None)
+    plain = (bool, int, float, str, tuple, type(None))
     return isinstance(value, plain) and isinstance(default, plain) and type(value) is type(default) and value == default

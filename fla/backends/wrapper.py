@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The public function in front of an op, written out as source text with the op's own signature.
 
-Binding then costs nothing, a traceback reads like ordinary code, and Dynamo traces it. Not functools.wraps: over a function excluded from compilation it copies the marker by which Dynamo unwraps it, and the wrapper is lost.
+Binding then costs nothing, a traceback reads like ordinary code, and Dynamo traces it. Not functools.wraps: over a
+function excluded from compilation it copies the marker by which Dynamo unwraps it, and the wrapper is lost.
 """
 
 from __future__ import annotations
@@ -106,13 +107,17 @@ def build(op: DispatchedOp, renamed: Mapping[str, str], removed: Mapping[str, st
     # The op's own globals, so that annotations of the wrapper mean what they mean there.
     exec(compile(source, filename, "exec"), op.fn.__globals__, namespace)
     defaults = [p.default for p in op.signature.parameters.values()]
-    wrapper, op.key_of, bind = namespace["_fla_make"](
+    wrapper: Any
+    wrapper, op.key_of, op.device_of, bind = namespace["_fla_make"](
         op,
         op.fn,
         op.validate,
         defaults,
         settings.current_context,
         settings.environment_isdisjoint,
+        settings.environment_get,
+        tuple,
+        map,
         record.thread,
         NOT_GIVEN,
         _renamed,
@@ -125,7 +130,7 @@ def build(op: DispatchedOp, renamed: Mapping[str, str], removed: Mapping[str, st
     wrapper.__module__, wrapper.__doc__ = op.fn.__module__, op.fn.__doc__
     wrapper.__annotations__ = dict(op.fn.__annotations__)
     wrapper.op = op
-    return wrapper  # type: ignore[no-any-return]
+    return wrapper
 
 
 def _binder(op: DispatchedOp, bind: Callable[..., None]) -> Callable[[], None]:
@@ -134,8 +139,8 @@ def _binder(op: DispatchedOp, bind: Callable[..., None]) -> Callable[[], None]:
     def bind_torch() -> None:
         """Give the generated code torch's functions once something has imported torch."""
         nonlocal bound
-        torch = sys.modules.get("torch")
-        if bound or not hasattr(torch, "compiler"):
+        torch: Any = sys.modules.get("torch")
+        if bound or not hasattr(torch, "compiler"):  # not there, or half-way through its own import
             return
         bound = True
         if op.outputs is None:
@@ -148,12 +153,13 @@ def _binder(op: DispatchedOp, bind: Callable[..., None]) -> Callable[[], None]:
     return bind_torch
 
 
-def _renamed(op: DispatchedOp, old: str, value: Any, new: str, given: Any) -> Any:
+def _renamed(op: DispatchedOp, old: str, value: Any, new: str, given: Any, compiling: bool) -> Any:
     """The value of ``new``, taken from its old keyword."""
     default = op.signature.parameters[new].default
     if given is not default and given is not None and given is not False:
         raise ValueError(f"{op.name}: both {new} and its old name {old} were given; use {new}")
-    warnings.warn(f"{op.name}: {old} is called {new} now", DeprecationWarning, stacklevel=3)
+    if not compiling:  # Dynamo cannot trace a warning
+        warnings.warn(f"{op.name}: {old} is called {new} now", DeprecationWarning, stacklevel=3)
     return value
 
 
@@ -171,7 +177,7 @@ def _source(op: DispatchedOp, renamed: Mapping[str, str], removed: Mapping[str, 
     for old, new in renamed.items():
         body += [
             f"if {old} is not None and {old} is not False:",
-            f"    {new} = _fla_renamed(_fla_op, {old!r}, {old}, {new!r}, {new})",
+            f"    {new} = _fla_renamed(_fla_op, {old!r}, {old}, {new!r}, {new}, _fla_is_compiling())",
         ]
     # The first test is the one that Dynamo answers with a constant; what follows is not traced.
     compiled = f"_fla_compiled_call(_fla_op, {packed})" if op.outputs is not None else f"_fla_fn({called})"
@@ -188,7 +194,7 @@ def _source(op: DispatchedOp, renamed: Mapping[str, str], removed: Mapping[str, 
         "    or not (",
         "        _fla_isdisjoint(_fla_plan.watched)",
         "        if _fla_plan.snapshot is None",
-        "        else _fla_op.unchanged(_fla_plan)",
+        "        else _fla_tuple(_fla_map(_fla_get, _fla_plan.watched)) == _fla_plan.snapshot",
         "    )",
         "):",
         "    _fla_plan = _fla_op.replan()",
@@ -199,8 +205,12 @@ def _source(op: DispatchedOp, renamed: Mapping[str, str], removed: Mapping[str, 
         "    _fla_cell[0] += 1",
         "    return _fla_result",
         "try:",
-        f"    _fla_entry = _fla_plan.memo[{_key_text(op)}]",
-        "except (KeyError, AttributeError, TypeError, IndexError):",
+        f"    _fla_entry = _fla_plan.by_device.get({_device_text(op)})",
+        "    if _fla_entry is None:",
+        f"        _fla_entry = _fla_plan.memo.get({_key_text(op)})",
+        "except (AttributeError, TypeError, IndexError):  # the slow way says what is wrong, or that nothing is",
+        "    _fla_entry = None",
+        "if _fla_entry is None:",
         f"    _fla_entry = _fla_op.entry(_fla_plan, {packed})",
         "_fla_core = _fla_entry.direct",
         "if _fla_core is not None:",
@@ -213,8 +223,9 @@ def _source(op: DispatchedOp, renamed: Mapping[str, str], removed: Mapping[str, 
     indent = "        "
     return "\n".join(
         [
-            "def _fla_make(_fla_op, _fla_fn, _fla_validate, _fla_defaults, _fla_context, _fla_isdisjoint, _fla_thread,",
-            "              _fla_not_given, _fla_renamed, _fla_removed, _fla_needs_backward):",
+            "def _fla_make(_fla_op, _fla_fn, _fla_validate, _fla_defaults, _fla_context, _fla_isdisjoint,",
+            "              _fla_get, _fla_tuple, _fla_map, _fla_thread, _fla_not_given, _fla_renamed, _fla_removed,",
+            "              _fla_needs_backward):",
             "    _fla_is_compiling = _fla_grad = lambda: False",
             "    _fla_compiled_call = None",
             "    _fla_cell = _fla_op.core_cell",
@@ -222,14 +233,17 @@ def _source(op: DispatchedOp, renamed: Mapping[str, str], removed: Mapping[str, 
             f"    def {op.name}({_parameter_text(op, renamed, removed)}):",
             *(indent + line for line in body),
             "",
-            f"    def _fla_key({in_order}):",
+            f"    def _fla_device({in_order}):",
+            f"        return {_device_text(op)}",
+            "",
+            f"    def _fla_key(_fla_plan, {in_order}):",
             f"        return {_key_text(op)}",
             "",
             "    def _fla_bind(is_compiling, compiled_call, grad):",
             "        nonlocal _fla_is_compiling, _fla_compiled_call, _fla_grad",
             "        _fla_is_compiling, _fla_compiled_call, _fla_grad = is_compiling, compiled_call, grad",
             "",
-            f"    return {op.name}, _fla_key, _fla_bind",
+            f"    return {op.name}, _fla_key, _fla_device, _fla_bind",
             "",
         ]
     )
@@ -264,28 +278,36 @@ def _parameter_text(op: DispatchedOp, renamed: Mapping[str, str], removed: Mappi
     return ", ".join(parts + old + tail)
 
 
+def _device_text(op: DispatchedOp) -> str:
+    return f"{op.facts.tensors[0]}.device" if op.facts.tensors else "None"
+
+
 def _key_text(op: DispatchedOp) -> str:
-    """The static signature as a tuple: what capabilities are checked against, and the flags."""
+    """The static signature: what capabilities are checked against, and the flags. ``_fla_plan`` says what matters."""
     facts = op.facts
-    items: list[str] = []
+    items = [_device_text(op)]
     if facts.tensors:
-        items.append(f"{facts.tensors[0]}.device")
-        items += [f"{name}.dtype" for name in facts.tensors]
+        items.append(_guarded("dtypes", [f"{name}.dtype" for name in facts.tensors]))
+    dims: list[str] = []
     if facts.key is not None:
-        items.append(f"(_fla_k := {facts.key}.shape)[-1]")
+        dims.append(f"(_fla_k := {facts.key}.shape)[-1]")
         if facts.value is not None and facts.value != facts.key:
-            items.append(f"(_fla_v := {facts.value}.shape)[-1]")
-            items.append(f"_fla_k[{facts.heads_dim}] == _fla_v[{facts.heads_dim}]")
+            dims += [f"(_fla_v := {facts.value}.shape)[-1]"]
+            dims += [f"_fla_k[{facts.heads_dim}] == _fla_v[{facts.heads_dim}]"]
     elif facts.value is not None:
-        items.append(f"{facts.value}.shape[-1]")
-    items += [f"{name} is None" for name in (facts.initial_state, facts.cu_seqlens) if name is not None]
-    flags = [p.name for p in op.signature.parameters.values() if isinstance(p.default, bool)]
-    if facts.state_v_first is not None and facts.state_v_first not in flags:
-        flags.append(facts.state_v_first)
-    items += flags
+        dims.append(f"{facts.value}.shape[-1]")
+    items.append(_guarded("dims", dims))
+    options = [f"{name} is None" for name in (facts.initial_state, facts.cu_seqlens) if name is not None]
+    items.append(_guarded("options", options + ([facts.state_v_first] if facts.state_v_first is not None else [])))
+    items.append(_guarded("flags", [p.name for p in op.signature.parameters.values() if isinstance(p.default, bool)]))
     terms = [term for p in op.signature.parameters.values() if (term := _gradient_term(p)) is not None]
-    items.append(f"_fla_grad() and ({' or '.join(terms)})" if terms else "False")
-    return f"({', '.join(items)},)"
+    if terms:
+        items.append(f"_fla_plan.backward and _fla_grad() and ({' or '.join(terms)})")
+    return f"({', '.join(filter(None, items))},)"
+
+
+def _guarded(part: str, items: list[str]) -> str:
+    return f"_fla_plan.{part} and ({', '.join(items)},)" if items else ""
 
 
 def _gradient_term(p: Parameter) -> str | None:
