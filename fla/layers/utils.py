@@ -103,12 +103,12 @@ def get_unpad_data(attention_mask: Tensor) -> tuple[Tensor, Tensor, int]:
     Args:
         attention_mask: ``[B, T]``, 0 at padding on any side.
     """
-    return tuple(_unpadding(attention_mask, attention_mask.shape[1]))  # type: ignore[return-value]
+    return tuple(_unpadding(attention_mask, attention_mask.shape[-1]))  # type: ignore[return-value]
 
 
 def get_unpad_indices_and_cu(attention_mask: Tensor, q_len: int | None = None) -> tuple[Tensor, Tensor]:
     """As :func:`get_unpad_data` for the last ``q_len`` columns (all when None), without the longest row."""
-    found = _unpadding(attention_mask, attention_mask.shape[1] if q_len is None else q_len)
+    found = _unpadding(attention_mask, attention_mask.shape[-1] if q_len is None else q_len)
     return found.indices, found.cu_seqlens
 
 

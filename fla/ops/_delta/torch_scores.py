@@ -99,7 +99,7 @@ def _channelwise(q: Tensor, r: Tensor, w: Tensor, tree: DecayTree, exclusive: bo
         if half == 1:
             product = (part * columns.unsqueeze(2)).sum(-1)
         else:
-            product = torch.bmm(part.view(X * n, 2 * half, K), columns.view(X * n, half, K).mT)
+            product = torch.bmm(part.reshape(X * n, 2 * half, K), columns.reshape(X * n, half, K).mT)
         blocks(scores, half).copy_(product.view(X, n, half, 2, half))
     return Scores(scores[:, :, 0], scores[:, :, 1])
 
@@ -128,8 +128,8 @@ def _channelwise_backward(
             d_columns = (d_block * part).sum(3)
         else:
             d_block = d_block.reshape(X * n, 2 * half, half)
-            d_part = torch.bmm(d_block, columns.view(X * n, half, K)).view_as(part)
-            d_columns = torch.bmm(d_block.mT, part.view(X * n, 2 * half, K)).view_as(columns)
+            d_part = torch.bmm(d_block, columns.reshape(X * n, half, K)).view_as(part)
+            d_columns = torch.bmm(d_block.mT, part.reshape(X * n, 2 * half, K)).view_as(columns)
         d_rows.view(X, n, 2, half, 2, K)[:, :, 1].addcmul_(d_part, factors)
         dw.view(X, n, 2, half, K)[:, :, 0].addcmul_(d_columns, left)
         levels.append((_log_row_gradient(d_part.mul_(part), exclusive), d_columns.mul_(columns)))
