@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: MIT
 """The linear family on any torch device: one chunked engine with autograd for every gate.
 
-``S_t = diag(e^(g_t + gk_t)) S_{t-1} diag(e^gv_t) + k_t (x) v_t``, ``o_t = scale q_t S_t``. Products, states and gates are
-float32, and float64 for float64 inputs. Nothing here is atomic, so equal calls give equal bits.
+``S_t = diag(e^(g_t + gk_t)) S_{t-1} diag(e^gv_t) + k_t (x) v_t``, ``o_t = scale q_t S_t``. Products, states and gates
+are float32, and float64 for float64 inputs. Nothing here is atomic, so equal calls give equal bits.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from fla.ops._common.gates import compute_dtype, without_autocast
@@ -62,20 +63,19 @@ def linear_attention(
     dtype = compute_dtype(q.dtype)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if g_gamma is not None:
-        fixed = g_gamma.detach().to(dtype)
-        g = fixed.expand(q.shape[:3]) if g is None else g + fixed
+        g = _plus(g_gamma.detach().expand(q.shape[:3]), g, dtype)
     if g is not None and gv is not None:
-        g, gv = None, gv + g.unsqueeze(-1)
+        gv, g = _plus(gv, g.unsqueeze(-1), dtype), None
     elif g is not None and gk is not None:
-        g, gk = None, gk + g.unsqueeze(-1)
-    inputs = (q, k, v, g, gk, gv)
+        gk, g = _plus(gk, g.unsqueeze(-1), dtype), None
+    inputs: list[Tensor | None] = [q, k, v, g, gk, gv]
     time = _only_tokens(q.shape[1], cu_seqlens, cu_seqlens_cpu)
     if time is not None:
         # Every sequence is one token: each row of the other axis is a step of its own.
         return _decode(inputs, time, scale, initial_state, output_final_state, state_v_first)
     state = initial_state
     if reverse:
-        inputs = tuple(None if x is None else x.flip(1) for x in inputs)
+        inputs = [None if x is None else x.flip(1) for x in inputs]
         if cu_seqlens is not None:
             # The last sequence comes first now.
             cu_seqlens, cu_seqlens_cpu = (
@@ -83,11 +83,11 @@ def linear_attention(
             )
             state = None if state is None else state.flip(0)
     size = _chunk_size(longest_sequence(q.shape[1], cu_seqlens, cu_seqlens_cpu))
-    plan = plan_chunks(*q.shape[:2], size, q.device, cu_seqlens, cu_seqlens_cpu)
+    plan = plan_chunks(q.shape[0], q.shape[1], size, q.device, cu_seqlens, cu_seqlens_cpu)
     if state is not None:
         state = plan.sort_states(state.to(dtype))
         state = state.mT if state_v_first else state
-    out, final = _chunks(plan, scale, *(None if x is None else to_chunks(x, plan, dtype) for x in inputs), state)
+    out, final = _chunks(plan, scale, [None if x is None else to_chunks(x, plan, dtype) for x in inputs], state)
     o = to_tokens(out, plan, q.dtype)
     o = o.flip(1) if reverse else o
     if not output_final_state:
@@ -108,7 +108,7 @@ def _only_tokens(T: int, cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | Non
 
 
 def _decode(
-    inputs: tuple[Tensor | None, ...],
+    inputs: list[Tensor | None],
     time: int,
     scale: float,
     state: Tensor | None,
@@ -116,7 +116,9 @@ def _decode(
     state_v_first: bool,
 ) -> tuple[Tensor, Tensor | None]:
     q, k, v, g, gk, gv = (None if x is None else x.squeeze(time) for x in inputs)
-    assert q is not None and k is not None and v is not None
+    assert q is not None
+    assert k is not None
+    assert v is not None
     o, new = step(q, k, v, scale=scale, g=g, gk=gk, gv=gv, state=state, state_v_first=state_v_first)
     return o.unsqueeze(time), new if output_final_state else None
 
@@ -125,17 +127,12 @@ def _chunk_size(longest: int) -> int:
     return min(CHUNK, max(SMALLEST, 1 << max(0, longest - 1).bit_length()))
 
 
-def _chunks(
-    plan: ChunkPlan,
-    scale: float,
-    q: Tensor | None,
-    k: Tensor | None,
-    v: Tensor | None,
-    g: Tensor | None,
-    gk: Tensor | None,
-    gv: Tensor | None,
-    state: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def _plus(gate: Tensor, other: Tensor | None, dtype: torch.dtype) -> Tensor:
+    return gate.to(dtype) if other is None else gate.to(dtype) + other.to(dtype)
+
+
+def _chunks(plan: ChunkPlan, scale: float, packed: list[Tensor | None], state: Tensor | None) -> tuple[Tensor, Tensor]:
+    q, k, v, g, gk, gv = packed
     if gk is None and gv is None:
-        return ScalarChunks.apply(plan, scale, q, k, v, g, state)  # type: ignore[no-any-return]
-    return VectorChunks.apply(plan, scale, q, k, v, gk, gv, state)  # type: ignore[no-any-return]
+        return ScalarChunks.apply(plan, scale, q, k, v, g, state)
+    return VectorChunks.apply(plan, scale, q, k, v, gk, gv, state)

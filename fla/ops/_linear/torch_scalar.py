@@ -8,8 +8,8 @@ Per chunk of `C` tokens with starting state ``S``, ``b`` the sums of log decays 
     S_end = e^b[C-1] S + sum_j e^d[j, C-1] k[j] (x) v[j]
 
 The sums ``d`` are formed one by one and never as a difference of two long sums: so decays of minus infinity need no
-special case, nothing cancels, and no exponential of a positive number appears unless a gate is positive. The gradient of
-the log decays is summed the same way, over the pairs ``j < t <= i`` that token `t` decays.
+special case, nothing cancels, and no exponential of a positive number appears unless a gate is positive. The gradient
+of the log decays is summed the same way, over the pairs ``j < t <= i`` that token `t` decays.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _B = 8  # Rows per block of the decay tile; divides every chunk size.
 
 
 def _segments(g: Tensor) -> Tensor:
-    """``exp(g[j+1] + ... + g[i])`` as ``[..., n (j), n (i)]`` from ``[..., n]``: one on the diagonal, zero for i < j."""
+    """``exp(g[j+1] + ... + g[i])`` as ``[..., n (j), n (i)]`` from ``[..., n]``; zero for i < j."""
     return g.unsqueeze(-2).expand(*g.shape, g.shape[-1]).triu(1).cumsum(-1).exp_().triu_()
 
 
@@ -69,7 +69,14 @@ class ScalarChunks(torch.autograd.Function):
     @staticmethod
     @without_autocast
     def forward(
-        ctx: Any, plan: ChunkPlan, scale: float, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, initial: Tensor | None
+        ctx: Any,
+        plan: ChunkPlan,
+        scale: float,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        g: Tensor | None,
+        initial: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         scores = _mm(k, q.mT)  # rows j, columns i
         if g is None:
@@ -92,7 +99,7 @@ class ScalarChunks(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     @without_autocast
-    def backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, scores, states, tile, from_start = ctx.saved_tensors
         do = v.new_zeros(v.shape) if do is None else do * ctx.scale
         if tile is None:

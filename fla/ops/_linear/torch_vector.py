@@ -4,8 +4,8 @@
 The scores inside a chunk, ``A[i, j] = sum_d q[i, d] k[j, d] e^(gk[j+1, d] + ... + gk[i, d])``, are not a plain matrix
 product. They become one when `j` and `i` lie on different sides of a boundary: the decay up to the boundary scales
 ``k[j]``, the decay from it on scales ``q[i]``, and neither factor exceeds one for gates <= 0. So the chunk is halved
-again and again: level `s` takes the boundaries in the middle of blocks of ``2 s`` rows and multiplies the second half of
-each block with its first half; after ``log2(C)`` levels only the diagonal is left, which has no decay.
+again and again: level `s` takes the boundaries in the middle of blocks of ``2 s`` rows and multiplies the second half
+of each block with its first half; after ``log2(C)`` levels only the diagonal is left, which has no decay.
 
 The decays of level ``2 s`` follow from those of level `s` by one product per row, so each gate goes through one
 exponential in all, nothing is divided or subtracted, and a gate of minus infinity is an ordinary zero. The gradient of
@@ -26,7 +26,7 @@ from fla.ops._linear.state_pass import pass_gradients, pass_states
 
 __all__ = ["VectorChunks"]
 
-# Elements of one [rows, C, D] operand that are worked on at once: bounds the scratch memory, and fits the cache of a CPU.
+# Elements of one [rows, C, D] operand that are worked on at once: bounds scratch memory, fits a CPU cache.
 _SLAB_CPU, _SLAB_DEVICE = 1 << 20, 1 << 24
 
 
@@ -56,8 +56,11 @@ def _apply(a: Tensor, x: Tensor) -> Tensor:
 
 
 class _Decays:
-    """Decays of one gate ``[n, C, D]`` at the current level `s`, in blocks of `s` rows: ``start`` from the block's start
-    to a row, itself included; ``end`` from a row, itself excluded, to the block's end."""
+    """Decays of one gate ``[n, C, D]`` at the current level `s`, in blocks of `s` rows.
+
+    ``start`` goes from the block's start to a row, itself included; ``end`` from a row, itself excluded, to the block's
+    end.
+    """
 
     def __init__(self, gate: Tensor) -> None:
         self.start = gate.exp()
@@ -111,7 +114,7 @@ def _half(gate: _Decays | None, s: int) -> tuple[Tensor | None, Tensor | None]:
 def _inside(
     q: Tensor, k: Tensor, v: Tensor, gk: _Decays | None, gv: _Decays | None, o: Tensor, A: Tensor | None
 ) -> None:
-    """Outputs inside chunks into `o`, unscaled, and the scores into `A` (None with a value gate); doubles the decays."""
+    """Outputs inside chunks into `o`, unscaled, and scores into `A` (None with a value gate); doubles the decays."""
     diagonal = (q * k).sum(-1)
     if A is None:
         torch.mul(diagonal.unsqueeze(-1), v, out=o)
@@ -243,7 +246,7 @@ class VectorChunks(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     @without_autocast
-    def backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, gk, gv, A, states, key_start, value_start = ctx.saved_tensors
         heads = states.shape[:2]
         do = torch.zeros_like(v) if do is None else do.flatten(0, 1) * ctx.scale
@@ -264,7 +267,7 @@ class VectorChunks(torch.autograd.Function):
             torch.empty_like(q) if ctx.needs_input_grad[5] else None,
             torch.empty_like(v) if ctx.needs_input_grad[6] else None,
         )
-        for part in _slabs(*q.shape[:2], max(q.shape[-1], v.shape[-1]), q.device):
+        for part in _slabs(q.shape[0], q.shape[1], max(q.shape[-1], v.shape[-1]), q.device):
             key = None if gk is None else _Decays(gk.flatten(0, 1)[part])
             value = None if gv is None else _Decays(gv.flatten(0, 1)[part])
             dq, dk, dv, levels = _inside_backward(

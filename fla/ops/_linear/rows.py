@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: MIT
+"""The table of the linear family: what distinguishes its ops.
+
+One recurrence serves all of them, per head with state ``S [K, V]``::
+
+    S_t = diag(exp(g_t + g_gamma + gk_t)) S_{t-1} diag(exp(gv_t)) + k_t (x) v_t
+    o_t = scale * q_t S_t
+
+A row says which argument of an op is which of these gates, in natural logarithms, or which fixed decay its heads have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "CHUNK_GLA",
+    "GATE_SHAPES",
+    "LIGHTNING_ATTN",
+    "LINEAR_ATTN",
+    "RECURRENT_GLA",
+    "RETENTION",
+    "ROWS",
+    "SIMPLE_GLA",
+    "LinearRow",
+    "lightning_decay",
+    "retention_decay",
+]
+
+GATE_SHAPES = {"g": "B T H", "g_gamma": "H", "gk": "B T H K", "gv": "B T H V"}
+
+
+@dataclass(frozen=True)
+class LinearRow:
+    """One op of the family.
+
+    Attributes:
+        op: operation name, the room under ``fla.ops``.
+        gates: argument of the op -> gate of the recurrence, a key of `GATE_SHAPES`.
+        head_decay: whether the op fixes ``g_gamma`` itself.
+        normaliser: whether the op may divide by ``scale * q_t . sum(k)``, and then carries that sum beside its state.
+    """
+
+    op: str
+    gates: Mapping[str, str] = field(default_factory=dict)
+    head_decay: bool = False
+    normaliser: bool = False
+
+
+SIMPLE_GLA = LinearRow("simple_gla", {"g": "g", "g_gamma": "g_gamma"})
+CHUNK_GLA = LinearRow("gla", {"g": "gk"})
+RECURRENT_GLA = LinearRow("gla", {"gk": "gk", "gv": "gv"})
+RETENTION = LinearRow("retention", head_decay=True)
+LINEAR_ATTN = LinearRow("linear_attn", normaliser=True)
+LIGHTNING_ATTN = LinearRow("lightning_attn", head_decay=True)
+
+ROWS = (SIMPLE_GLA, CHUNK_GLA, RECURRENT_GLA, RETENTION, LINEAR_ATTN, LIGHTNING_ATTN)
+
+
+def retention_decay(heads: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    """``ln(1 - 2^(-5-h))`` for head h, ``[H]``. Sun et al., "Retentive Network" (2023), section 2.1."""
+    h = torch.arange(heads, dtype=dtype, device=device)
+    return torch.log1p(-torch.exp2(-5.0 - h))
+
+
+def lightning_decay(
+    heads: int, layer_idx: int, num_layers: int, device: torch.device, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """``-(8 / H) (1 - layer_idx / num_layers) h`` for head h, ``[H]``. Qin et al., "Lightning Attention-2" (2024)."""
+    h = torch.arange(heads, dtype=dtype, device=device)
+    return h * (-(8.0 / max(heads, 1)) * (1.0 - layer_idx / num_layers))
