@@ -18,12 +18,12 @@ def to_chunks(x: Tensor, plan: ChunkPlan, dtype: torch.dtype) -> Tensor:
 
     Differentiable.
     """
-    return _ToChunks.apply(x, plan, dtype)  # type: ignore[no-any-return]
+    return _ToChunks.apply(x, plan, dtype)
 
 
 def to_tokens(x: Tensor, plan: ChunkPlan, dtype: torch.dtype) -> Tensor:
     """``[M, H, C, ...]`` to new contiguous ``[B, T, H, ...]`` of `dtype`. Differentiable."""
-    return _ToTokens.apply(x, plan, dtype)  # type: ignore[no-any-return]
+    return _ToTokens.apply(x, plan, dtype)
 
 
 def _copy_to_chunks(x: Tensor, plan: ChunkPlan, dtype: torch.dtype) -> Tensor:
@@ -65,7 +65,7 @@ class _ToChunks(torch.autograd.Function):
         return _copy_to_chunks(x, plan, dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return to_tokens(grad, ctx.plan, ctx.dtype), None, None
 
 
@@ -76,5 +76,5 @@ class _ToTokens(torch.autograd.Function):
         return _copy_to_tokens(x, plan, dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return to_chunks(grad, ctx.plan, ctx.dtype), None, None
