@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fla.ops._common.checks import ArgumentError, check_floating, check_numel, check_same_device, check_tensor
-from fla.ops._common.gates import compute_dtype, decay_gate
+from fla.ops._common.gates import compute_dtype
 from fla.ops._common.varlen import plan_chunks
 
 
@@ -60,40 +58,6 @@ def gate_backward(
     if dt_bias is not None:
         d_bias = (d_x.sum(leading) if leading else d_x).reshape(dt_bias.shape).to(dt_bias.dtype)
     return d_x.to(g.dtype), dA, d_bias
-
-
-class _Gate(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        g: Tensor,
-        A_log: Tensor | None,
-        dt_bias: Tensor | None,
-        lower_bound: float | None,
-        vector: bool,
-        output_dtype: torch.dtype,
-    ) -> Tensor:
-        ctx.save_for_backward(g, A_log, dt_bias)
-        ctx.lower_bound, ctx.vector = lower_bound, vector
-        return decay_gate(g, A_log, dt_bias, lower_bound, vector, compute_dtype(g.dtype)).to(output_dtype)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        g, A_log, dt_bias = ctx.saved_tensors
-        return (*gate_backward(g, A_log, dt_bias, dy, ctx.lower_bound, ctx.vector), None, None, None)
-
-
-def gate(
-    g: Tensor,
-    A_log: Tensor | None,
-    dt_bias: Tensor | None,
-    lower_bound: float | None,
-    vector: bool,
-    output_dtype: torch.dtype,
-) -> Tensor:
-    """``decay_gate`` as one differentiable step that keeps only its inputs."""
-    return _Gate.apply(g, A_log, dt_bias, lower_bound, vector, output_dtype)
 
 
 def check_chunk_cumsum(g: Tensor, chunk_size: int, rank: int, cu_seqlens: Tensor | None) -> None:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Empty results of the right shape, dtype and device: what a compiler needs to know about an op."""
+"""Empty results of the right shape, dtype and device: what a compiler needs to know about an op.
+
+Parameters carry the names of the ops' parameters, by which the framework fills them.
+"""
 
 from __future__ import annotations
 
@@ -9,29 +12,35 @@ from torch import Tensor
 from fla.ops._common.gates import compute_dtype
 
 
-def final_state_output(
-    q: Tensor, v: Tensor, cu_seqlens: Tensor | None, output_final_state: bool, state_v_first: bool = False
-) -> Tensor | None:
-    """Final states ``[N, HV, K, V]`` (or V-first) of a call, or None."""
+def recurrent_outputs(
+    q: Tensor,
+    v: Tensor,
+    output_final_state: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """``(o, final_state)`` of ops that return no more."""
+    o = torch.empty_like(v, memory_format=torch.contiguous_format)
     if not output_final_state:
-        return None
+        return o, None
     N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     K, V = q.shape[-1], v.shape[-1]
-    return q.new_empty((N, v.shape[2], *((V, K) if state_v_first else (K, V))), dtype=compute_dtype(q.dtype))
+    state = (N, v.shape[2], *((V, K) if state_v_first else (K, V)))
+    return o, q.new_empty(state, dtype=compute_dtype(q.dtype))
 
 
 def chunk_outputs(
     q: Tensor,
     v: Tensor,
-    cu_seqlens: Tensor | None,
-    output_final_state: bool,
+    output_final_state: bool = False,
+    return_intermediate_states: bool = False,
     state_v_first: bool = False,
-    chunk_size: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    chunk_size: int = 64,
 ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
-    """``(o, final_state)``, and the states before chunks of ``chunk_size`` where one is given."""
-    o = torch.empty_like(v, memory_format=torch.contiguous_format)
-    final = final_state_output(q, v, cu_seqlens, output_final_state, state_v_first)
-    if chunk_size is None:
+    """``(o, final_state)``, and the states before chunks where they are asked for."""
+    o, final = recurrent_outputs(q, v, output_final_state, state_v_first, cu_seqlens)
+    if not return_intermediate_states:
         return o, final
     if cu_seqlens is not None:
         raise NotImplementedError(

@@ -32,8 +32,6 @@ def _check(
     beta: Tensor,
     scale: float | None = None,
     initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
     use_gate_in_kernel: bool = False,
     use_beta_sigmoid_in_kernel: bool = False,
     allow_neg_eigval: bool = False,
@@ -76,42 +74,11 @@ def _check(
     check_intermediate_states(return_intermediate_states, disable_recompute)
 
 
-def _outputs(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    use_gate_in_kernel: bool = False,
-    use_beta_sigmoid_in_kernel: bool = False,
-    allow_neg_eigval: bool = False,
-    safe_gate: bool = False,
-    lower_bound: float | None = None,
-    disable_recompute: bool = False,
-    return_intermediate_states: bool = False,
-    state_v_first: bool = False,
-    cu_seqlens: Tensor | None = None,
-    cu_seqlens_cpu: Tensor | None = None,
-    cp_context: object | None = None,
-    use_graph: bool = False,
-    max_num_seqs: int | None = None,
-    A_log: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    chunk_size: int = 64,
-) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
-    states = chunk_size if return_intermediate_states else None
-    return chunk_outputs(q, v, cu_seqlens, output_final_state, state_v_first, states)
-
-
 @dispatch(
     "kda",
     validate=_check,
     facts=CallFacts(),
-    outputs=_outputs,
+    outputs=chunk_outputs,
     renamed={"transpose_state_layout": "state_v_first"},
     removed={"head_first": "head_first was removed: pass tensors as [B, T, H, D]."},
 )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fla.backends import CallFacts, dispatch
-from fla.ops._delta.outputs import chunk_outputs
+from fla.ops._delta.outputs import recurrent_outputs
 from fla.ops._delta.rows import KDA
 from fla.ops._delta.serving import check_serving, serve
 from fla.ops._delta.torch_inputs import activate
@@ -28,8 +28,6 @@ def _check(
     dt_bias: Tensor | None = None,
     scale: float | None = None,
     initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
     use_gate_in_kernel: bool = False,
     use_beta_sigmoid_in_kernel: bool = False,
     allow_neg_eigval: bool = False,
@@ -53,30 +51,7 @@ def _check(
     check_beta(use_beta_sigmoid_in_kernel, allow_neg_eigval)
 
 
-def _outputs(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    A_log: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    use_gate_in_kernel: bool = False,
-    use_beta_sigmoid_in_kernel: bool = False,
-    allow_neg_eigval: bool = False,
-    lower_bound: float | None = None,
-    state_v_first: bool = False,
-    cu_seqlens: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    o, final = chunk_outputs(q, v, cu_seqlens, output_final_state, state_v_first)[:2]
-    return o, final
-
-
-@dispatch("kda", validate=_check, facts=CallFacts(), outputs=_outputs, renamed=_RENAMED, removed=_REMOVED)
+@dispatch("kda", validate=_check, facts=CallFacts(), outputs=recurrent_outputs, renamed=_RENAMED, removed=_REMOVED)
 def fused_recurrent_kda(
     q: Tensor,
     k: Tensor,
@@ -145,13 +120,11 @@ def _check_fwd(
     dt_bias: Tensor | None = None,
     initial_state: Tensor | None = None,
     scale: float | None = None,
-    output_final_state: bool = False,
     inplace_final_state: bool = True,
     state_v_first: bool = False,
     cu_seqlens: Tensor | None = None,
     ssm_state_indices: Tensor | None = None,
     num_accepted_tokens: Tensor | None = None,
-    use_qk_l2norm_in_kernel: bool = False,
     use_gate_in_kernel: bool = False,
     use_beta_sigmoid_in_kernel: bool = False,
     allow_neg_eigval: bool = False,

@@ -15,10 +15,33 @@ from torch import Tensor
 
 from fla.backends import CallFacts, dispatch
 from fla.ops._common.checks import ArgumentError, check_tensor, check_varlen
-from fla.ops._common.gate_ops import check_chunk_cumsum, check_gate_call, chunk_cumsum, gate, gate_backward
-from fla.ops._common.gates import compute_dtype
+from fla.ops._common.gate_ops import check_chunk_cumsum, check_gate_call, chunk_cumsum, gate_backward
+from fla.ops._common.gates import compute_dtype, decay_gate
 
-_FACTS = CallFacts(tensors=("g",), key="g", value="g", initial_state=None, state_v_first=None, cu_seqlens=None)
+_FACTS = CallFacts(tensors=("g",))
+
+
+class KDAGateFunction(torch.autograd.Function):
+    """The gate as one differentiable step that keeps only its inputs; see ``fused_kda_gate``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        g: Tensor,
+        A_log: Tensor | None = None,
+        dt_bias: Tensor | None = None,
+        lower_bound: float | None = None,
+        output_dtype: torch.dtype = torch.float32,
+    ) -> Tensor:
+        ctx.save_for_backward(g, A_log, dt_bias)
+        ctx.lower_bound = lower_bound
+        return decay_gate(g, A_log, dt_bias, lower_bound, True, compute_dtype(g.dtype)).to(output_dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        g, A_log, dt_bias = ctx.saved_tensors
+        return (*gate_backward(g, A_log, dt_bias, dy, ctx.lower_bound, True), None, None)
 
 
 def _check(
@@ -65,7 +88,7 @@ def fused_kda_gate(
         ArgumentError: (ValueError and AssertionError) wrong sizes, or neither ``A_log`` nor ``lower_bound``.
         DtypeError: (also TypeError) not floating.
     """
-    return gate(g, A_log, dt_bias, lower_bound, True, output_dtype)
+    return KDAGateFunction.apply(g, A_log, dt_bias, lower_bound, output_dtype)
 
 
 @dispatch("kda", validate=_check, facts=_FACTS, outputs=_output)
@@ -78,7 +101,7 @@ def kda_gate_fwd(
 ) -> Tensor:
     """``fused_kda_gate`` without gradients."""
     with torch.no_grad():
-        return gate(g, A_log, dt_bias, lower_bound, True, output_dtype)
+        return decay_gate(g, A_log, dt_bias, lower_bound, True, compute_dtype(g.dtype)).to(output_dtype)
 
 
 def _check_bwd(
@@ -158,7 +181,7 @@ def kda_gate_chunk_cumsum(
         ``[B, T, HV, K]``.
     """
     with torch.no_grad():
-        y = gate(g, A_log, dt_bias, lower_bound, True, compute_dtype(g.dtype))
+        y = decay_gate(g, A_log, dt_bias, lower_bound, True, compute_dtype(g.dtype))
         return chunk_cumsum(y, chunk_size, scale, cu_seqlens).to(output_dtype)
 
 

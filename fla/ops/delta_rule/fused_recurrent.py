@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: MIT
+"""Delta rule, token by token."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fla.backends import CallFacts, dispatch
+from fla.ops._common.checks import ArgumentError
+from fla.ops._delta.outputs import recurrent_outputs
+from fla.ops._delta.rows import DELTA_RULE
+from fla.ops._delta.torch_inputs import activate
+from fla.ops._delta.torch_recurrent import recurrent_delta
+from fla.ops._delta.validate import check_call
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> None:
+    check_call(
+        q,
+        k,
+        v,
+        {"beta": (beta, "B T H | B T H V")},
+        scale=scale,
+        initial_state=initial_state,
+        cu_seqlens=cu_seqlens,
+        grouped=False,
+    )
+    if scale is not None and scale <= 0:
+        raise ArgumentError(f"`scale` must be positive, got {scale}.")
+
+
+@dispatch("delta_rule", validate=_check, facts=CallFacts(), outputs=recurrent_outputs)
+def fused_recurrent_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Delta rule for few tokens per sequence, as in decoding. Differentiable in every tensor.
+
+    The recurrence and the arguments are those of ``chunk_delta_rule``, except that ``beta`` may also be ``[B, T, H,
+    V]``, one strength per value channel, or None for ones.
+
+    Returns:
+        ``o [B, T, H, V]`` in the dtype of v, and the final states ``[N, H, K, V]`` (float32, float64 for float64
+        inputs) or None.
+
+    Raises:
+        ArgumentError: (ValueError and AssertionError) wrong shapes, devices, offsets, states; ``scale`` not positive.
+        DtypeError: (also TypeError) wrong or mixed dtypes.
+    """
+    o, final = recurrent_delta(
+        DELTA_RULE,
+        activate(DELTA_RULE, q, k, v, None, beta, l2norm=use_qk_l2norm_in_kernel),
+        scale=q.shape[-1] ** -0.5 if scale is None else scale,
+        initial_state=initial_state,
+        cu_seqlens=cu_seqlens,
+    )
+    return o.to(v.dtype), final if output_final_state else None
+
+
+__all__ = ["fused_recurrent_delta_rule"]

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: MIT
+"""Decay gate of the gated delta rule: ``-exp(A_log) * softplus(g + dt_bias)``, natural logarithm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fla.backends import CallFacts, dispatch
+from fla.ops._common.checks import ArgumentError, check_tensor, check_varlen
+from fla.ops._common.gate_ops import check_chunk_cumsum, check_gate_call, chunk_cumsum, gate_backward
+from fla.ops._common.gates import compute_dtype, decay_gate
+
+_FACTS = CallFacts(tensors=("g",))
+
+
+class GDNGateFunction(torch.autograd.Function):
+    """The gate as one differentiable step that keeps only its inputs; see ``fused_gdn_gate``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        g: Tensor,
+        A_log: Tensor,
+        dt_bias: Tensor | None = None,
+        output_dtype: torch.dtype = torch.float32,
+    ) -> Tensor:
+        ctx.save_for_backward(g, A_log, dt_bias)
+        return decay_gate(g, A_log, dt_bias, None, False, compute_dtype(g.dtype)).to(output_dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        g, A_log, dt_bias = ctx.saved_tensors
+        return (*gate_backward(g, A_log, dt_bias, dy, None, False), None)
+
+
+def _check(g: Tensor, A_log: Tensor, dt_bias: Tensor | None = None, output_dtype: torch.dtype = torch.float32) -> None:
+    check_gate_call(g, A_log, dt_bias, None, vector=False)
+
+
+def _output(
+    g: Tensor, A_log: Tensor, dt_bias: Tensor | None = None, output_dtype: torch.dtype = torch.float32
+) -> Tensor:
+    return torch.empty_like(g, dtype=output_dtype, memory_format=torch.contiguous_format)
+
+
+@dispatch("gated_delta_rule", validate=_check, facts=_FACTS, outputs=_output)
+def fused_gdn_gate(
+    g: Tensor, A_log: Tensor, dt_bias: Tensor | None = None, output_dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Log decay from a raw gate, differentiable in ``g``, ``A_log`` and ``dt_bias``.
+
+    Args:
+        g: raw gate ``[..., HV]``, any floating dtype.
+        A_log: logarithm of the decay rate, ``HV`` elements.
+        dt_bias: ``HV`` elements.
+        output_dtype: dtype of the result; the arithmetic is float32 (float64 for float64).
+
+    Returns:
+        ``[..., HV]``, natural logarithm.
+
+    Raises:
+        ArgumentError: (ValueError and AssertionError) wrong sizes or no ``A_log``.
+        DtypeError: (also TypeError) not floating.
+    """
+    return GDNGateFunction.apply(g, A_log, dt_bias, output_dtype)
+
+
+@dispatch("gated_delta_rule", validate=_check, facts=_FACTS, outputs=_output)
+def gdn_gate_fwd(
+    g: Tensor, A_log: Tensor, dt_bias: Tensor | None = None, output_dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """``fused_gdn_gate`` without gradients."""
+    with torch.no_grad():
+        return decay_gate(g, A_log, dt_bias, None, False, compute_dtype(g.dtype)).to(output_dtype)
+
+
+def _check_bwd(g: Tensor, A_log: Tensor, dt_bias: Tensor | None, dyg: Tensor) -> None:
+    check_gate_call(g, A_log, dt_bias, None, vector=False)
+    check_tensor("dyg", dyg)
+    if dyg.shape != g.shape:
+        raise ArgumentError(f"`dyg` must have the shape of `g`, {list(g.shape)}, got {list(dyg.shape)}.")
+
+
+@dispatch("gated_delta_rule", validate=_check_bwd, facts=_FACTS)
+def gdn_gate_bwd(
+    g: Tensor, A_log: Tensor, dt_bias: Tensor | None, dyg: Tensor
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Gradients ``(dg, dA, dbias)`` of ``fused_gdn_gate`` from ``dyg``, that of its result, in the shapes and dtypes of
+    ``g``, ``A_log`` and ``dt_bias``."""
+    with torch.no_grad():
+        return gate_backward(g, A_log, dt_bias, dyg, None, False)
+
+
+def _check_cumsum(
+    g: Tensor,
+    A_log: Tensor,
+    chunk_size: int,
+    scale: float | None = None,
+    dt_bias: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    chunk_indices: Tensor | None = None,
+    output_dtype: torch.dtype = torch.float32,
+) -> None:
+    check_gate_call(g, A_log, dt_bias, None, vector=False)
+    check_chunk_cumsum(g, chunk_size, 3, cu_seqlens)
+    check_varlen(cu_seqlens, None, g.shape[0], g.shape[1], device=g.device)
+
+
+@dispatch("gated_delta_rule", validate=_check_cumsum, facts=_FACTS)
+def gdn_gate_chunk_cumsum(
+    g: Tensor,
+    A_log: Tensor,
+    chunk_size: int,
+    scale: float | None = None,
+    dt_bias: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    chunk_indices: Tensor | None = None,
+    output_dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Log decay summed over time within every chunk (no gradients).
+
+    Args:
+        g: raw gate ``[B, T, HV]``.
+        A_log: see ``fused_gdn_gate``.
+        chunk_size: tokens per chunk, a power of two.
+        scale: factor of the sums.
+        dt_bias: see ``fused_gdn_gate``.
+        cu_seqlens: offsets ``[N + 1]`` of packed sequences (``B = 1``); chunks start with each sequence.
+        chunk_indices: accepted; the chunks follow from ``cu_seqlens``.
+        output_dtype: dtype of the result.
+
+    Returns:
+        ``[B, T, HV]``.
+    """
+    with torch.no_grad():
+        y = decay_gate(g, A_log, dt_bias, None, False, compute_dtype(g.dtype))
+        return chunk_cumsum(y, chunk_size, scale, cu_seqlens).to(output_dtype)
+
+
+def naive_gdn_gate(
+    g: Tensor, A_log: Tensor, dt_bias: Tensor | None = None, output_dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """``-exp(A_log) * softplus(g + dt_bias)`` for ``g [..., HV]``, in plain PyTorch."""
+    x = g.to(compute_dtype(g.dtype))
+    if dt_bias is not None:
+        x = x + dt_bias.to(x.dtype)
+    return (-A_log.to(x.dtype).exp() * F.softplus(x)).to(output_dtype)
