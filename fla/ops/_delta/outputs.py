@@ -29,6 +29,13 @@ def recurrent_outputs(
     return o, q.new_empty(state, dtype=compute_dtype(q.dtype))
 
 
+def k_first_outputs(
+    q: Tensor, v: Tensor, output_final_state: bool = False, cu_seqlens: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """``(o, final_state)`` of ops with one state layout."""
+    return recurrent_outputs(q, v, output_final_state, False, cu_seqlens)
+
+
 def chunk_outputs(
     q: Tensor,
     v: Tensor,

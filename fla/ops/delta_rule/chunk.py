@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fla.backends import CallFacts, dispatch
 from fla.ops._common import checks
-from fla.ops._delta.outputs import recurrent_outputs
+from fla.ops._delta.outputs import k_first_outputs
 from fla.ops._delta.rows import DELTA_RULE
 from fla.ops._delta.torch_chunk import chunk_delta, fitting_chunk
 from fla.ops._delta.torch_inputs import activate
@@ -46,7 +46,7 @@ def _check(
     "delta_rule",
     validate=_check,
     facts=CallFacts(),
-    outputs=recurrent_outputs,
+    outputs=k_first_outputs,
     removed={"head_first": "head_first was removed: pass tensors as [B, T, H, D]."},
 )
 def chunk_delta_rule(
