@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
+from transformers.utils import logging
 
 import fla
 from fla.backends import Trace, trace
@@ -35,6 +36,7 @@ _EVALUATION_BYTES = 1 << 17
 def run_demo(args: argparse.Namespace, stream: TextIO) -> dict[str, Any]:
     """Run the demo; text for people goes to `stream`, files to `args.out`. Returns what `metrics.json` holds."""
     out = Output(stream)
+    _quieten_transformers()
     device = usable_device(args.device)
     folder = _folder(args.out)
     corpus = load_corpus(args.text)
@@ -75,6 +77,12 @@ def run_demo(args: argparse.Namespace, stream: TextIO) -> dict[str, Any]:
     if interrupt.asked:
         out.line("Interrupted: what existed was saved.")
     return metrics
+
+
+def _quieten_transformers() -> None:
+    """Its progress bars and reminders would run across the demo's own text."""
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
 
 
 def _folder(path: Path) -> Path:
