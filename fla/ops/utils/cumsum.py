@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: MIT
+"""Running sums over whole sequences or restarted at every chunk, accumulated in float32 (float64 for float64).
+
+Not differentiable by contract: the Triton path will not be, so callers bring their own backward.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from fla.ops._common.checks import ArgumentError
+from fla.ops._common.gates import compute_dtype
+from fla.ops._common.varlen import host_offsets, plan_chunks
+
+__all__ = [
+    "chunk_global_cumsum",
+    "chunk_global_cumsum_scalar",
+    "chunk_global_cumsum_vector",
+    "chunk_local_cumsum",
+    "chunk_local_cumsum_scalar",
+    "chunk_local_cumsum_vector",
+]
+
+
+def _check(name: str, x: Tensor, ranks: tuple[int, ...], cu_seqlens: Tensor | None, head_first: object) -> None:
+    if head_first is not None:
+        raise DeprecationWarning("`head_first` was removed: pass tensors as [B, T, H] or [B, T, H, D].")
+    if x.dim() not in ranks:
+        forms = " or ".join({3: "[B, T, H]", 4: "[B, T, H, D]"}[r] for r in ranks)
+        raise ArgumentError(f"`{name}` must have shape {forms}, got {list(x.shape)}.")
+    if cu_seqlens is not None and x.shape[0] != 1:
+        raise ArgumentError(f"`{name}` must have batch size 1 with `cu_seqlens`, got {x.shape[0]}.")
+
+
+def _sums(x: Tensor, dim: int, reverse: bool) -> Tensor:
+    # Suffix sums are summed from the end: total minus prefix would lose small suffixes after a huge prefix.
+    return x.flip(dim).cumsum(dim).flip(dim) if reverse else x.cumsum(dim)
+
+
+def _finish(x: Tensor, scale: float | None, dtype: torch.dtype) -> Tensor:
+    return (x if scale is None else x * scale).to(dtype)
+
+
+def _local(
+    g: Tensor,
+    ranks: tuple[int, ...],
+    chunk_size: int,
+    reverse: bool,
+    scale: float | None,
+    cu_seqlens: Tensor | None,
+    output_dtype: torch.dtype | None,
+    head_first: object,
+) -> Tensor:
+    _check("g", g, ranks, cu_seqlens, head_first)
+    if chunk_size < 1 or chunk_size & (chunk_size - 1):
+        raise ArgumentError(f"`chunk_size` must be a power of two, got {chunk_size}.")
+    with torch.no_grad():
+        plan = plan_chunks(g.shape[0], g.shape[1], chunk_size, g.device, cu_seqlens)
+        sums = _sums(plan.pack(g.to(compute_dtype(g.dtype))), 1, reverse)
+        return _finish(plan.unpack(sums), scale, output_dtype or g.dtype).contiguous()
+
+
+def _global(
+    s: Tensor,
+    ranks: tuple[int, ...],
+    reverse: bool,
+    cu_seqlens: Tensor | None,
+    scale: float | None,
+    output_dtype: torch.dtype | None,
+    head_first: object,
+) -> Tensor:
+    _check("s", s, ranks, cu_seqlens, head_first)
+    with torch.no_grad():
+        x = s.to(compute_dtype(s.dtype))
+        if cu_seqlens is None:
+            sums = _sums(x, 1, reverse)
+        else:
+            offsets = host_offsets(cu_seqlens)
+            lens = [b - a for a, b in itertools.pairwise(offsets)]
+            sums = torch.cat([_sums(part, 1, reverse) for part in x.split(lens, 1)], 1)
+        return _finish(sums, scale, output_dtype or s.dtype)
+
+
+def chunk_local_cumsum(
+    g: Tensor,
+    chunk_size: int,
+    reverse: bool = False,
+    scale: float | None = None,
+    cu_seqlens: Tensor | None = None,
+    output_dtype: torch.dtype | None = torch.float,
+    chunk_indices: Tensor | None = None,
+    use_graph: bool = False,
+    *,
+    head_first: object = None,
+) -> Tensor:
+    """Running sums that restart at every chunk and sequence.
+
+    Args:
+        g: ``[B, T, H]`` or ``[B, T, H, D]``.
+        chunk_size: tokens per chunk, a power of two.
+        reverse: sums from each token to the end of its chunk.
+        scale: factor of the result.
+        cu_seqlens: boundaries of packed sequences ``[N + 1]``; B must be 1.
+        output_dtype: dtype of the result; None for that of g.
+        chunk_indices, use_graph: what a launch on a GPU may be given; without effect on the result.
+        head_first: removed; raises DeprecationWarning.
+
+    Returns:
+        The sums, in the shape of g; zero at tokens that no sequence covers.
+
+    Raises:
+        ValueError (and AssertionError): another rank, B > 1 when packed, a chunk size that is no power of two.
+    """
+    return _local(g, (3, 4), chunk_size, reverse, scale, cu_seqlens, output_dtype, head_first)
+
+
+def chunk_local_cumsum_scalar(
+    g: Tensor,
+    chunk_size: int,
+    reverse: bool = False,
+    scale: float | None = None,
+    cu_seqlens: Tensor | None = None,
+    output_dtype: torch.dtype | None = torch.float,
+    chunk_indices: Tensor | None = None,
+    use_graph: bool = False,
+    *,
+    head_first: object = None,
+) -> Tensor:
+    """:func:`chunk_local_cumsum` of ``[B, T, H]``."""
+    return _local(g, (3,), chunk_size, reverse, scale, cu_seqlens, output_dtype, head_first)
+
+
+def chunk_local_cumsum_vector(
+    g: Tensor,
+    chunk_size: int,
+    reverse: bool = False,
+    scale: float | None = None,
+    cu_seqlens: Tensor | None = None,
+    output_dtype: torch.dtype | None = torch.float,
+    chunk_indices: Tensor | None = None,
+    use_graph: bool = False,
+    *,
+    head_first: object = None,
+) -> Tensor:
+    """:func:`chunk_local_cumsum` of ``[B, T, H, D]``."""
+    return _local(g, (4,), chunk_size, reverse, scale, cu_seqlens, output_dtype, head_first)
+
+
+def chunk_global_cumsum(
+    s: Tensor,
+    reverse: bool = False,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+    output_dtype: torch.dtype | None = torch.float,
+    *,
+    head_first: object = None,
+) -> Tensor:
+    """Running sums over whole sequences.
+
+    Args:
+        s: ``[B, T, H]`` or ``[B, T, H, D]``.
+        reverse: sums from each token to the end of its sequence.
+        cu_seqlens: boundaries of packed sequences ``[N + 1]``; B must be 1.
+        scale: factor of the result.
+        output_dtype: dtype of the result; None for that of s.
+        head_first: removed; raises DeprecationWarning.
+
+    Returns:
+        The sums, in the shape of s.
+
+    Raises:
+        ValueError (and AssertionError): another rank, or a batch of packed sequences.
+    """
+    return _global(s, (3, 4), reverse, cu_seqlens, scale, output_dtype, head_first)
+
+
+def chunk_global_cumsum_scalar(
+    s: Tensor,
+    reverse: bool = False,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+    output_dtype: torch.dtype | None = torch.float,
+    *,
+    head_first: object = None,
+) -> Tensor:
+    """:func:`chunk_global_cumsum` of ``[B, T, H]``."""
+    return _global(s, (3,), reverse, cu_seqlens, scale, output_dtype, head_first)
+
+
+def chunk_global_cumsum_vector(
+    s: Tensor,
+    reverse: bool = False,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+    output_dtype: torch.dtype | None = torch.float,
+    *,
+    head_first: object = None,
+) -> Tensor:
+    """:func:`chunk_global_cumsum` of ``[B, T, H, D]``."""
+    return _global(s, (4,), reverse, cu_seqlens, scale, output_dtype, head_first)
