@@ -63,6 +63,7 @@ class FLAGenerationMixin(GenerationMixin):
         cache_position: Tensor | None = None,
         next_sequence_length: int | None = None,
         is_first_iteration: bool = False,
+        cache: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Inputs of the next forward pass.
@@ -72,8 +73,10 @@ class FLAGenerationMixin(GenerationMixin):
             attention_mask: padding mask ``[B, T]`` of the whole length, passed on as it is.
             cache_position: positions of the new tokens (transformers 4); their number is what counts.
             next_sequence_length: number of new tokens (transformers 5).
+            cache: another name of ``past_key_values``. Spelled out because ``generate`` looks for it here when it
+                checks the keywords of its caller.
         """
-        past_key_values = resolve_cache(past_key_values, kwargs)
+        past_key_values = resolve_cache(past_key_values, {"cache": cache})
         logits_to_keep = renamed_keyword(kwargs, "num_logits_to_keep", "logits_to_keep", logits_to_keep, None)
         if logits_to_keep is not None:
             kwargs["logits_to_keep"] = logits_to_keep

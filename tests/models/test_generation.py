@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: MIT
+"""Generation: the cache is used, and what comes out is what the model says without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from fla.models import KDAConfig, KDAForCausalLM
+from fla.models.generation_utils import FLAGenerationMixin, FLAUnsupportedCacheGenerationMixin
+from fla.models.utils import Cache, LegacyFLACache
+from fla.utils import assert_close
+
+EOS = 2
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    torch.manual_seed(0)
+    config = KDAConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_heads=2,
+        head_dim=8,
+        vocab_size=61,
+        intermediate_size=40,
+        pad_token_id=0,
+    )
+    model = KDAForCausalLM(config).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1 if p.dim() < 2 else 6)
+        model.lm_head.weight[EOS] = 0  # never the best
+    return model
+
+
+def prompt(B: int = 2, T: int = 9) -> Tensor:
+    torch.manual_seed(1)
+    return torch.randint(3, 61, (B, T))
+
+
+def greedy(model: Any, x: Tensor, steps: int) -> Tensor:
+    with torch.no_grad():
+        for _ in range(steps):
+            x = torch.cat([x, model(x, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)], 1)
+    return x
+
+
+@pytest.fixture
+def calls(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """(new tokens, tokens in the cache) of every forward pass of the decoder."""
+    seen: list[tuple[int, int]] = []
+    forward = model.model.forward
+
+    def spy(*args: Any, **kwargs: Any) -> Any:
+        cache = kwargs["past_key_values"]
+        seen.append((kwargs["input_ids"].shape[1], 0 if cache is None else cache.get_seq_length()))
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(model.model, "forward", spy)
+    return seen
+
+
+def test_steps_of_decoding_see_the_cache(model: Any, calls: list):
+    x = prompt()
+    out = model.generate(x, attention_mask=torch.ones_like(x), max_new_tokens=5, do_sample=False)
+    assert calls == [(9, 0), (1, 9), (1, 10), (1, 11), (1, 12)]
+    assert torch.equal(out, greedy(model, x, 5))
+
+
+def test_without_a_cache(model: Any, calls: list):
+    x = prompt()
+    kwargs = dict(attention_mask=torch.ones_like(x), max_new_tokens=4, do_sample=False)
+    out = model.generate(x, use_cache=False, **kwargs)
+    assert [c[1] for c in calls] == [0, 0, 0, 0]
+    assert torch.equal(out, model.generate(x, **kwargs))
+
+
+def test_left_padding_gives_what_each_row_gives_alone(model: Any):
+    x = prompt(3, 10)
+    mask = torch.ones_like(x)
+    for i, pad in enumerate((4, 0, 7)):
+        x[i, :pad], mask[i, :pad] = 0, 0
+    out = model.generate(x, attention_mask=mask, max_new_tokens=6, do_sample=False)
+    for i, pad in enumerate((4, 0, 7)):
+        assert torch.equal(out[i, 10:], greedy(model, x[i : i + 1, pad:], 6)[0, 10 - pad :])
+
+
+def test_prefill_and_steps_with_a_growing_mask(model: Any):
+    x, mask = prompt(4, 80), torch.ones(4, 80, dtype=torch.long)
+    for i, pad in enumerate((0, 3, 11, 17)):
+        mask[i, :pad] = 0
+    with torch.no_grad():
+        out = model(x[:, :20], attention_mask=mask[:, :20], use_cache=True)
+        logits, cache = [out.logits], out.past_key_values
+        for t in range(20, 80):
+            out = model(x[:, t : t + 1], attention_mask=mask[:, : t + 1], past_key_values=cache, use_cache=True)
+            assert out.past_key_values is cache
+            logits.append(out.logits)
+        joined = torch.cat(logits, 1)
+        for i, row in enumerate(mask):
+            assert_close("logits", model(x[i : i + 1, row == 1]).logits, joined[i : i + 1, row == 1], 1e-4)
+
+
+def test_chunked_prefill(model: Any):
+    x = prompt(2, 150)
+    with torch.no_grad():
+        cache, parts = Cache(), []
+        for a, b in ((0, 70), (70, 71), (71, 150)):
+            parts.append(model(x[:, a:b], past_key_values=cache, use_cache=True).logits)
+        assert_close("logits", model(x).logits, torch.cat(parts, 1), 1e-4)
+
+
+@pytest.mark.parametrize("beams", [2, 3])
+def test_beam_search_is_beam_search_without_a_cache(model: Any, beams: int):
+    x = prompt()
+    kwargs = dict(attention_mask=torch.ones_like(x), max_new_tokens=6, num_beams=beams, do_sample=False)
+    assert torch.equal(model.generate(x, **kwargs), model.generate(x, use_cache=False, **kwargs))
+
+
+def test_sampling_is_repeatable_and_several_sequences_come_back(model: Any):
+    x = prompt()
+    kwargs = dict(attention_mask=torch.ones_like(x), max_new_tokens=4, do_sample=True, num_return_sequences=3, top_k=0)
+    outs = []
+    for use_cache in (True, True, False):
+        torch.manual_seed(5)
+        outs.append(model.generate(x, use_cache=use_cache, **kwargs))
+    assert outs[0].shape == (6, 13)
+    assert torch.equal(outs[0], outs[1])
+    assert torch.equal(outs[0], outs[2])
+
+
+@pytest.mark.parametrize("name", ["past_key_values", "cache"])
+def test_a_cache_given_by_the_caller_is_filled_and_continued(model: Any, name: str):
+    x = prompt(1)
+    cache = Cache()
+    first = model.generate(
+        x, attention_mask=torch.ones_like(x), max_new_tokens=3, do_sample=False, past_key_values=cache
+    )
+    assert cache.get_seq_length() == 11
+    with torch.no_grad():
+        logits = model(first[:, 11:], **{name: cache}, use_cache=True).logits
+        assert_close("logits", model(first).logits[:, -1:], logits, 1e-5)
+    again = torch.cat([first, prompt(1, 4)], 1)
+    out = model.generate(
+        again, attention_mask=torch.ones_like(again), max_new_tokens=3, do_sample=False, past_key_values=cache
+    )
+    assert torch.equal(out, greedy(model, again, 3))
+
+
+def test_both_names_of_the_cache_at_once(model: Any):
+    x, cache = prompt(1), Cache()
+    model(x, past_key_values=cache, cache=cache, use_cache=True)
+    assert cache.get_seq_length() == 9
+    with pytest.raises(ValueError, match="two names"):
+        model(x, past_key_values=cache, cache=Cache())
+    # Named without any cache, it must not reach the layers.
+    model(x, cache=None)
+
+
+# G14: a cache that the framework made.
+def test_foreign_caches(model: Any):
+    x = prompt(1)
+    out = model(x, past_key_values=DynamicCache(), use_cache=True)
+    assert isinstance(out.past_key_values, Cache)
+    used = DynamicCache()
+    used.update(torch.ones(1, 1, 3, 2), torch.ones(1, 1, 3, 2), 0)
+    with pytest.raises(TypeError, match="DynamicCache"):
+        model(x, past_key_values=used)
+    old = LegacyFLACache()
+    model(x[:, :5], past_key_values=old, use_cache=True)
+    assert old.get_seq_length() == 5
+    with torch.no_grad():
+        step = model(x[:, 5:], past_key_values=tuple(old.states), use_cache=True)
+        assert_close("logits", model(x).logits[:, 5:], step.logits, 1e-5)
+
+
+def test_inputs_of_a_step(model: Any):
+    x, cache = prompt(1), Cache()
+    mask = torch.ones_like(x)
+    inputs = model.prepare_inputs_for_generation(
+        x, past_key_values=cache, attention_mask=mask, cache_position=torch.tensor([8]), logits_to_keep=1
+    )
+    assert inputs["input_ids"].tolist() == x[:, 8:].tolist()
+    assert inputs["attention_mask"] is mask
+    assert inputs.get("cache", inputs.get("past_key_values")) is cache
+    assert inputs["logits_to_keep"] == 1
+    assert inputs["use_cache"] is True
+    plain = model.prepare_inputs_for_generation(x, cache=cache, next_sequence_length=2)
+    assert "logits_to_keep" not in plain
+    with pytest.warns(DeprecationWarning, match="num_logits_to_keep"):
+        assert model.prepare_inputs_for_generation(x, num_logits_to_keep=3)["logits_to_keep"] == 3
+
+
+def test_embeddings_as_the_prompt(model: Any):
+    x = prompt()
+    out = model.generate(
+        inputs_embeds=model.model.embeddings(x),
+        attention_mask=torch.ones_like(x),
+        max_new_tokens=4,
+        do_sample=False,
+    )
+    assert torch.equal(out[:, -4:], greedy(model, x, 4)[:, 9:])
+
+
+def test_guessing_ahead_is_refused(model: Any):
+    x = prompt(1)
+    with pytest.raises(ValueError, match="stateful"):
+        model.generate(x, assistant_model=model, max_new_tokens=3, do_sample=False)
+
+
+def test_errors_about_the_cache_are_translated():
+    class Base:
+        def __init__(self, text: str) -> None:
+            self.text = text
+
+        def generate(self, *args: Any, **kwargs: Any) -> Any:
+            raise AttributeError(self.text)
+
+    class Model(FLAUnsupportedCacheGenerationMixin):
+        def __init__(self, text: str) -> None:
+            self.text = text
+
+    original = FLAGenerationMixin.__mro__[1].generate
+    FLAGenerationMixin.__mro__[1].generate = Base.generate  # type: ignore[method-assign,assignment]
+    try:
+        with pytest.raises(AttributeError, match="not supported for Model"):
+            Model("no attribute past_key_values").generate()
+        with pytest.raises(AttributeError, match="^something else$"):
+            Model("something else").generate()
+    finally:
+        FLAGenerationMixin.__mro__[1].generate = original  # type: ignore[method-assign]
+
+
+def test_transformers_is_told_not_to_make_a_cache(model: Any):
+    assert model._supports_default_dynamic_cache() is False
+    assert type(model)._supports_default_dynamic_cache() is False
