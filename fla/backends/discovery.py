@@ -108,6 +108,7 @@ class Discovery:
         thread and goes on with what is registered so far.
         """
         if self.scanned and not self.running and not self._waiting():
+            self._check_names()
             return
         failed: list[Plugin] = []
         with self.lock:
@@ -135,7 +136,6 @@ class Discovery:
                 RuntimeWarning,
             )
         self._check_names()
-        settings.check_environment()
 
     def _waiting(self) -> list[Plugin]:
         return [p for p in list(self.plugins.values()) if p.state in ("found", "blocked") and p.error is None]
@@ -145,6 +145,8 @@ class Discovery:
         return {name for p in self._waiting() for name in switches.conventional_variables(p.folded)}
 
     def _check_names(self) -> None:
+        """Warn once for each plugin that FLA_PLUGINS names and each variable that mean nothing."""
+        settings.check_environment()
         known = {name for plugin in self.plugins.values() for name in plugin.folded}
         for name in sorted(frozenset().union(*switches.plugin_list()) - known):
             settings.warn_once(

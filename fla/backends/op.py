@@ -121,7 +121,7 @@ class DispatchedOp:
         """Why core's Triton path cannot take calls of these facts."""
         if self.triton is None:
             return Rejection("unsupported", "core has no Triton path for this function")
-        device_type = getattr(devices.concrete(facts.device), "type", None)
+        device_type = getattr(facts.device, "type", None)
         interpreted = device_type == "cpu" and pin is not None and pin.name == "triton" and devices.triton_interprets()
         if not interpreted and device_type not in devices.triton_device_types():
             return Rejection("unavailable", f"no Triton driver for {device_type}")
@@ -208,6 +208,8 @@ class DispatchedOp:
                 self._plans = {}
             self._plans[key] = plan
             self.plan = plan
+            if generation != self._generation:  # it changed between the question and the answer
+                self.plan, self._plans = None, {}
         return plan
 
     def unchanged(self, plan: Plan) -> bool:

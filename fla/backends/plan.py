@@ -177,13 +177,15 @@ class Plan:
         if not reference and not (self.pin is not None and self.pin.core):
             self._candidates(op)
         wants_triton = self.pin is not None and self.pin.name == "triton"
+        core_pinned = self.pin is not None and self.pin.core
         self.triton = op.triton is not None and (
-            wants_triton or (bool(devices.triton_device_types()) and not (self.pin is not None and self.pin.core))
+            wants_triton or (bool(devices.triton_device_types()) and not core_pinned)
         )
-        if not self.active and self.error is None and not self.triton and not wants_triton and not self.traced:
+        # Somebody to ask, to refuse or to tell: then no call is like every other.
+        strict_pin = self.pin is not None and self.pin.strict and not core_pinned
+        if not (self.active or self.error or self.triton or wants_triton or strict_pin or self.traced):
             self.constant = op.fn
             self.decision = Decision(op.operation, op.name, "torch", True, tuple(self.refused))
-
         self._what_matters(op)
 
     def _what_matters(self, op: DispatchedOp) -> None:

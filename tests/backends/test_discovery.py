@@ -36,15 +36,19 @@ def register_backends(registry):
     raise RuntimeError("half-way")
 """
 
-SIGNATURE = GOOD.replace('"good"', '"wrong_signature"').replace("scale=1.0", "scaling=1.0").replace("scale)", "scaling)")
+SIGNATURE = (
+    GOOD.replace('"good"', '"wrong_signature"').replace("scale=1.0", "scaling=1.0").replace("scale)", "scaling)")
+)
 
 PROBE = GOOD.replace('"good"', '"unprobed"').replace(
     "    def toy", "    priority = 1\n    def probe(self):\n        return False, 'wrong numbers'\n    def toy"
 )
 
-RUNTIME = GOOD.replace('"good"', '"crashes"').replace(
-    "    def toy", "    priority = 2\n    def toy"
-).replace("return (", "raise OSError('no kernel')\n        return (")
+RUNTIME = (
+    GOOD.replace('"good"', '"crashes"')
+    .replace("    def toy", "    priority = 2\n    def toy")
+    .replace("return (", "raise OSError('no kernel')\n        return (")
+)
 
 
 @pytest.fixture
@@ -329,7 +333,9 @@ def marked(site, tmp_path):
     return mark
 
 
-@pytest.mark.parametrize("value", ["-good", "tilelang", "-fla-backend-good", "-FLA_Backend.Good", "good,-good", "-Good , "])
+@pytest.mark.parametrize(
+    "value", ["-good", "tilelang", "-fla-backend-good", "-FLA_Backend.Good", "good,-good", "-Good , "]
+)
 def test_blocked_plugin_is_never_imported(site, toyop, qkv, marked, monkeypatch, value):
     monkeypatch.setenv("FLA_PLUGINS", value)
     assert quietly(toyop, *qkv) == ("torch", 1.0)
@@ -342,7 +348,9 @@ def test_blocked_plugin_is_never_imported(site, toyop, qkv, marked, monkeypatch,
     assert "FLA_PLUGINS=" in row["reason"]
 
 
-def test_plugin_is_imported_when_the_list_lets_it_in_and_left_out_when_it_does_not(site, toyop, qkv, marked, monkeypatch):
+def test_plugin_is_imported_when_the_list_lets_it_in_and_left_out_when_it_does_not(
+    site, toyop, qkv, marked, monkeypatch
+):
     monkeypatch.setenv("FLA_PLUGINS", "-good")
     assert toyop(*qkv) == ("torch", 1.0)
     monkeypatch.setenv("FLA_PLUGINS", "good")
@@ -497,6 +505,9 @@ print("clean")
 def test_first_calls_import_neither_triton_nor_a_plugins_package(site):
     site.install("good", GOOD.replace("    def toy", "    package_name = 'plugin_kernels'\n    def toy"))
     (site.folder / "plugin_kernels.py").write_text("raise ImportError('never import to find out')")
-    code = CHILD + "r = toy(x, x, x)\nassert 'triton' not in sys.modules\nassert 'plugin_kernels' not in sys.modules\nprint(r[0])"
+    code = (
+        CHILD
+        + "r = toy(x, x, x)\nassert 'triton' not in sys.modules\nassert 'plugin_kernels' not in sys.modules\nprint(r[0])"
+    )
     done = run_child(site, code)
     assert done.stdout.strip() == "good", done.stderr

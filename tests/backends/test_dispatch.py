@@ -103,7 +103,9 @@ def test_validation_comes_first_and_gets_every_argument_in_order(qkv):
 
 @pytest.fixture
 def renamed(qkv):
-    return make_toy(renamed={"transpose_state_layout": "state_v_first"}, removed={"head_first": "head_first is gone"})[0]
+    return make_toy(renamed={"transpose_state_layout": "state_v_first"}, removed={"head_first": "head_first is gone"})[
+        0
+    ]
 
 
 def test_renamed_keyword_warns_and_means_the_new_one(renamed, qkv):

@@ -313,7 +313,11 @@ def test_ready_made_bases_say_what_they_need(toy, qkv, monkeypatch):
         ({"compute_capability": (9, 0)}, {}, "device is cpu, needed: CUDA with compute capability 9.0"),
         ({"dtypes": ("bfloat16", "float16")}, {}, "q is float32, supported: bfloat16, float16"),
         ({"dtypes": (torch.float32,)}, {}, None),
-        ({"head_dims": ((128, 128), (64, 64))}, {}, "head dimensions (K, V) are (8, 8), supported: (128, 128), (64, 64)"),
+        (
+            {"head_dims": ((128, 128), (64, 64))},
+            {},
+            "head dimensions (K, V) are (8, 8), supported: (128, 128), (64, 64)",
+        ),
         ({"head_dims": ((8, 8),)}, {}, None),
         ({"gva": False}, {}, None),
         ({"gva": False}, {"heads": 4}, "more value heads than key heads (GVA) is not supported"),
@@ -340,9 +344,13 @@ def test_capability_is_compared_with_the_call(toy, qkv, capability, call, reason
         assert rejections() == ({"mine": ("unsupported", reason)} if reason else {})
     # The same plan, another static signature: nothing is mixed up.
     other = fn(*(x.half() for x in qkv))
-    assert other == (("torch", 1.0) if fn.op.plan.active[0].row.backend.capability.check(
-        fn.op.read_facts((*(x.half() for x in qkv), 1.0, None, False), backward=False)
-    ) else "mine")
+    assert other == (
+        ("torch", 1.0)
+        if fn.op.plan.active[0].row.backend.capability.check(
+            fn.op.read_facts((*(x.half() for x in qkv), 1.0, None, False), backward=False)
+        )
+        else "mine"
+    )
 
 
 def test_gradient_is_not_needed_under_no_grad(toy, qkv):
