@@ -244,6 +244,9 @@ def _differentiate_core(
 ) -> list[torch.Tensor | None]:
     with _autograd_on():
         leaves = [t.detach().requires_grad_(n) for t, n in zip(_tensors(slots), needed, strict=True)]
+        if any(needed) and not any(x.view_as(x).requires_grad for x in leaves):
+            # Better than gradients of zero, should a dispatcher to come mask autograd in a new way.
+            raise RuntimeError(f"{entry.op.name}: autograd records nothing here, so its backward cannot be computed")
         queue = iter(leaves)
         fresh = [
             next(queue) if isinstance(s, torch.Tensor) else [next(queue) for _ in s] if _is_list(s) else s
@@ -298,11 +301,12 @@ def _run_core(op: Any, args: tuple[Any, ...]) -> Any:
 
 @contextlib.contextmanager
 def _autograd_on() -> Iterator[None]:
-    """Autograd as outside of a custom op. The dispatcher masks it there, so ``enable_grad`` alone records nothing."""
+    """Autograd as outside of a custom op. The dispatcher may mask it there, so ``enable_grad`` alone records nothing."""
+    keys = torch._C.DispatchKey
     exclude = torch._C._dispatch_tls_local_exclude_set()
-    for key in (torch._C.DispatchKey.AutogradOther, torch._C.DispatchKey.AutogradNestedTensor):
+    for key in (keys.AutogradFunctionality, keys.AutogradOther, keys.AutogradNestedTensor, keys.ADInplaceOrView):
         exclude = exclude.remove(key)
-    include = torch._C._dispatch_tls_local_include_set().add(torch._C.DispatchKey.ADInplaceOrView)
+    include = torch._C._dispatch_tls_local_include_set().add(keys.ADInplaceOrView)
     with torch._C._ForceDispatchKeyGuard(include, exclude), torch.enable_grad():
         yield
 

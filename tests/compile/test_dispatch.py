@@ -194,3 +194,42 @@ def test_exported_program_holds_the_op_and_runs():
     program = torch.export.export(Layer(), (x,))
     assert "fla.compile_test_squared" in str(program.graph_module.code)
     assert torch.equal(program.module()(x), x * x + 1)
+
+
+def test_wrapper_itself_can_be_compiled():
+    x = x_(grad=True)
+    y = torch.compile(squared, fullgraph=True, backend="aot_eager")(x, gain=2.0)
+    assert torch.equal(y, 2 * x * x)
+    y.sum().backward()
+    assert torch.equal(x.grad, 4 * x)
+
+
+def test_checkpoint_inside_of_the_compiled_region():
+    def block(x):
+        return squared(x.sin()).cos()
+
+    def model(x):
+        return torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+
+    x = x_(grad=True)
+    torch.compile(model, fullgraph=True, backend="aot_eager")(x).sum().backward()
+    found, x.grad = x.grad, None
+    model(x).sum().backward()
+    torch.testing.assert_close(found, x.grad)
+
+
+def test_both_passes_are_traced_by_compiled_autograd():
+    x = x_(grad=True)
+    f = compiled()
+    with torch._dynamo.utils.maybe_enable_compiled_autograd(True, fullgraph=True):
+        f(x).sum().backward()
+    assert torch.equal(x.grad, 2 * x)
+
+
+def test_processes_agree_on_names_and_schemas():
+    from fla.backends._compile import register as register_custom_op
+
+    overload = getattr(torch.ops.fla, register_custom_op(squared.op)).default
+    assert str(overload._schema) == (
+        "fla::compile_test_squared(Tensor x, float gain, Tensor? cu_seqlens, bool differentiable) -> Tensor[]"
+    )
