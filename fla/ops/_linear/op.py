@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from fla.backends import CallFacts, dispatch
@@ -89,6 +90,9 @@ def _check_call(row: LinearRow, values: Values) -> None:
     checks.check_floating(**gates)
     if gates.get("g") is not None and gates.get("g_gamma") is not None:
         raise ArgumentError("`g` and `g_gamma` exclude each other: add them up and pass the sum as `g` [B, T, H].")
+    gamma = gates.get("g_gamma")
+    if gamma is not None and gamma.requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError("`g_gamma` has no gradient: detach it, or pass it as `g`, expanded to [B, T, H].")
     B, T, H, K, V = (sizes[axis] for axis in "BTHKV")
     states = _states(row, values)
     checks.check_same_device(q=q, k=k, v=v, **gates, **states)

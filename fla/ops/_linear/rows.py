@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fla.ops._common.gates import compute_dtype
+
 __all__ = [
     "CHUNK_GLA",
     "GATE_SHAPES",
@@ -61,15 +63,15 @@ LIGHTNING_ATTN = LinearRow("lightning_attn", head_decay=True)
 ROWS = (SIMPLE_GLA, CHUNK_GLA, RECURRENT_GLA, RETENTION, LINEAR_ATTN, LIGHTNING_ATTN)
 
 
-def retention_decay(heads: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-    """``ln(1 - 2^(-5-h))`` for head h, ``[H]``. Sun et al., "Retentive Network" (2023), section 2.1."""
-    h = torch.arange(heads, dtype=dtype, device=device)
-    return torch.log1p(-torch.exp2(-5.0 - h))
+def retention_decay(q: Tensor) -> Tensor:
+    """``ln(1 - 2^(-5-h))`` for head h of ``[B, T, H, K]``: ``[H]``. Sun et al., "Retentive Network" (2023)."""
+    return torch.log1p(-torch.exp2(-5.0 - _heads(q)))
 
 
-def lightning_decay(
-    heads: int, layer_idx: int, num_layers: int, device: torch.device, dtype: torch.dtype = torch.float32
-) -> Tensor:
-    """``-(8 / H) (1 - layer_idx / num_layers) h`` for head h, ``[H]``. Qin et al., "Lightning Attention-2" (2024)."""
-    h = torch.arange(heads, dtype=dtype, device=device)
-    return h * (-(8.0 / max(heads, 1)) * (1.0 - layer_idx / num_layers))
+def lightning_decay(q: Tensor, layer_idx: int, num_layers: int) -> Tensor:
+    """``-(8 / H) (1 - layer_idx / num_layers) h`` for head h: ``[H]``. Qin et al., "Lightning Attention-2" (2024)."""
+    return _heads(q) * (-(8.0 / max(q.shape[2], 1)) * (1.0 - layer_idx / num_layers))
+
+
+def _heads(q: Tensor) -> Tensor:
+    return torch.arange(q.shape[2], dtype=compute_dtype(q.dtype), device=q.device)

@@ -58,7 +58,7 @@ def chunk_lightning_attn(
         k,
         v,
         scale=scale,
-        g_gamma=lightning_decay(q.shape[2], layer_idx, num_layers, q.device),
+        g_gamma=lightning_decay(q, layer_idx, num_layers),
         initial_state=initial_state,
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,

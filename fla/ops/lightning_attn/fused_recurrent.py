@@ -49,7 +49,7 @@ def fused_recurrent_lightning_attn(
         k,
         v,
         scale=scale,
-        g_gamma=lightning_decay(q.shape[2], layer_idx, num_layers, q.device),
+        g_gamma=lightning_decay(q, layer_idx, num_layers),
         initial_state=initial_state,
         output_final_state=output_final_state,
         reverse=reverse,

@@ -40,7 +40,7 @@ def fused_chunk_retention(
         k,
         v,
         scale=scale,
-        g_gamma=retention_decay(q.shape[2], q.device),
+        g_gamma=retention_decay(q),
         initial_state=initial_state,
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,

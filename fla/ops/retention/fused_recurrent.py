@@ -46,7 +46,7 @@ def fused_recurrent_retention(
         k,
         v,
         scale=scale,
-        g_gamma=retention_decay(q.shape[2], q.device),
+        g_gamma=retention_decay(q),
         initial_state=initial_state,
         output_final_state=output_final_state,
         reverse=reverse,

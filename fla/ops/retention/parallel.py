@@ -36,7 +36,7 @@ def parallel_retention(
         ``o`` ``[B, T, H, V]``, and the scaled, decayed, causal scores ``[B, H, T, T]`` (differentiable, in the dtype of
         q, zero above the diagonal) or None.
     """
-    decay = retention_decay(q.shape[2], q.device)
+    decay = retention_decay(q)
     if output_attentions:
         return with_attentions(q, k, v, decay.expand(q.shape[:3]), scale)
     return linear_attention(q, k, v, scale=scale, g_gamma=decay, cu_seqlens=cu_seqlens)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ PACKED = [0, 5, 5, 70, 77]
 
 
 def pieces(offsets: list[int] | None, T: int, chunk: int | None) -> list[tuple[int, int]]:
-    spans = zip(offsets, offsets[1:], strict=False) if offsets else [(0, T)]
+    spans = itertools.pairwise(offsets) if offsets else [(0, T)]
     return [(i, min(i + (chunk or T), b)) for a, b in spans for i in range(a, b, chunk or T)]
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ CASES = [[0, 15], [0, 0, 16], [0, 5, 5, 70, 200, 200], [0, 1, 2, 3], [0]]
 
 
 def loops(offsets: list[int], chunk: int) -> dict[str, list]:
-    spans = list(zip(offsets, offsets[1:], strict=False))
+    spans = list(itertools.pairwise(offsets))
     filled = [(a, b) for a, b in spans if b > a]
     return {
         "lens": [b - a for a, b in spans],
@@ -75,7 +77,7 @@ def test_split_offsets_never_cross_a_sequence(split: int) -> None:
     cu = torch.tensor([0, 100, 100, 300])
     pieces = index.prepare_split_cu_seqlens(split_size=split, cu_seqlens=cu).tolist()
     assert set(cu.tolist()) <= set(pieces)
-    assert all(0 < b - a <= split for a, b in zip(pieces, pieces[1:], strict=False))
+    assert all(0 < b - a <= split for a, b in itertools.pairwise(pieces))
     dense = index.prepare_split_cu_seqlens(2, 150, split).tolist()
     assert dense == index.prepare_split_cu_seqlens(split_size=split, cu_seqlens=torch.tensor([0, 150, 300])).tolist()
     with pytest.raises(TypeError, match="split_size"):
