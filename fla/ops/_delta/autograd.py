@@ -14,9 +14,15 @@ from fla.ops._delta.scalar import ScalarCall
 
 
 def on_device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Triton launches on the current device."""
-    if x.device.type == "cuda" and x.device.index != torch.cuda.current_device():
-        return torch.cuda.device(x.device)
+    """Triton launches on the current device.
+
+    It also needs the device's context bound to this thread before it can make a descriptor, which autograd's threads
+    lack until the first CUDA call; asking for the capture state is one, and allowed under capture.
+    """
+    if x.device.type == "cuda":
+        torch.cuda.is_current_stream_capturing()
+        if x.device.index != torch.cuda.current_device():
+            return torch.cuda.device(x.device)
     return contextlib.nullcontext()
 
 

@@ -22,7 +22,7 @@ class ScalarPlan:
         inverse: precision of the products in the triangular inverse, see `mdot`.
         block_k: K padded to a power of two.
         block_v: V columns of a program of the forward scan, of the recomputing scan and of the reverse scan.
-        grad_k, grad_v: blocks of the chunk gradient.
+        prep_k, grad_k, grad_v: blocks of the first stage and of the chunk gradient.
     """
 
     chunk: int
@@ -31,6 +31,7 @@ class ScalarPlan:
     inverse: str
     block_k: int
     block_v: int
+    prep_k: int
     grad_k: int
     grad_v: int
     prep: Launch
@@ -53,10 +54,11 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool, norm
     # The inverse of unit-norm keys stays small; of others it may need the range of fp32.
     inverse = chip.exact if wide else ("fp16" if norm else chip.wide)
     if wide:
+        scan = Launch(8 if bk > 128 else 4)
         return ScalarPlan(
             chunk=32, descriptors=False, dot=chip.exact, inverse=inverse, block_k=bk, block_v=min(bv, 32),
-            grad_k=min(bk, 64), grad_v=min(bv, 32), prep=Launch(4), forward=Launch(4), recompute=Launch(4),
-            reverse=Launch(4), grad=Launch(4),
+            prep_k=min(bk, 32), grad_k=min(bk, 32), grad_v=min(bv, 32), prep=Launch(4), forward=scan, recompute=scan,
+            reverse=scan, grad=Launch(4),
         )  # fmt: skip
     stages = 3 if bk <= 128 and chip.smem >= 200_000 else 2
     if bk <= 128:
@@ -69,6 +71,6 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool, norm
         scan = Launch(8, stages)
     return ScalarPlan(
         chunk=64, descriptors=descriptors, dot="tf32", inverse=inverse, block_k=bk, block_v=block_v,
-        grad_k=min(bk, 128), grad_v=min(bv, 128), prep=Launch(4, 1, 128), forward=scan, recompute=scan, reverse=scan,
+        prep_k=bk, grad_k=min(bk, 128), grad_v=min(bv, 128), prep=Launch(4, 1, 128), forward=scan, recompute=scan, reverse=scan,
         grad=Launch(4),
     )  # fmt: skip

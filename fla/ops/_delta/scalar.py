@@ -88,12 +88,12 @@ def prepare(
     sc = torch.empty(tiles, _SC, C, dtype=torch.float32, device=k.device)
     mode = _gate_mode(g, A_log)
     scalar_prep[(tiles,)](
-        q, k, _descriptor(q, rows, s.H * s.K, C, p.block_k, p.descriptors),
-        _descriptor(k, rows, s.H * s.K, C, p.block_k, p.descriptors), beta if g is None else g, beta,
+        q, k, _descriptor(q, rows, s.H * s.K, C, p.prep_k, p.descriptors),
+        _descriptor(k, rows, s.H * s.K, C, p.prep_k, p.descriptors), beta if g is None else g, beta,
         beta if A_log is None else A_log, beta if dt_bias is None else dt_bias, T,
         _descriptor(T, tiles * C, C, C, C, p.descriptors), A, _descriptor(A, tiles * C, C, C, C, p.descriptors), sc,
         sc if t.rows is None else t.rows, s.T, t.per_sequence, s.H, s.HV, call.scale, call.beta_scale, int(save),
-        K=s.K, BK=p.block_k, C=C, NORM=call.norm, GATE=mode, BIAS=dt_bias is not None, SIGMOID=call.beta_scale > 0,
+        K=s.K, KB=p.prep_k, C=C, NORM=call.norm, GATE=mode, BIAS=dt_bias is not None, SIGMOID=call.beta_scale > 0,
         VARLEN=t.varlen, DESC=p.descriptors, DOT=p.dot, INV=p.inverse, **p.prep.options(call.chip),
     )  # fmt: skip
     return T, A, sc
@@ -179,20 +179,29 @@ def gradients(
         part = torch.empty((blocks, *shape, 2), **kind)
     dq = q.new_empty(s.B, s.T, s.HV, s.K)
     dk = torch.empty_like(dq)
-    launch_v, launch_k = p.grad_v, p.grad_k
-    scalar_grad[(blocks * tiles,)](
-        q, k, do, dv, _descriptor(q, rows, s.H * s.K, C, launch_k, d), _descriptor(k, rows, s.H * s.K, C, launch_k, d),
-        _descriptor(do, rows, s.HV * s.V, C, launch_v, d), _descriptor(dv, rows, s.HV * s.V, C, launch_v, d),
-        U, _descriptor(U, tiles * s.V, C, launch_v, C, d), S, _descriptor(S, tiles * s.V, s.K, launch_v, launch_k, d),
-        X, _descriptor(X, tiles * s.V, s.K, launch_v, launch_k, d), sc, beta if g is None else g,
-        beta if A_log is None else A_log, beta if dt_bias is None else dt_bias,
-        dq, _descriptor(dq, rows, s.HV * s.K, C, launch_k, d), dk, _descriptor(dk, rows, s.HV * s.K, C, launch_k, d),
-        db if dg is None else dg, db, sc if dy is None else dy, sc if part is None else part,
-        sc if t.rows is None else t.rows, s.T, t.per_sequence, s.H, s.HV, rows, call.scale,
-        1.0 / call.beta_scale if call.beta_scale else 0.0,
-        K=s.K, V=s.V, BK=launch_k, BV=launch_v, C=C, NORM=call.norm, DECAY=mode, BIAS=dt_bias is not None,
-        PROJECT=blocks == 1, VARLEN=t.varlen, DESC=d, DOT=p.dot, **p.grad.options(call.chip),
+    bv, bk = p.grad_v, p.grad_k
+    main = (
+        q, k, do, dv, _descriptor(q, rows, s.H * s.K, C, bk, d), _descriptor(k, rows, s.H * s.K, C, bk, d),
+        _descriptor(do, rows, s.HV * s.V, C, bv, d), _descriptor(dv, rows, s.HV * s.V, C, bv, d),
+        U, _descriptor(U, tiles * s.V, C, bv, C, d), S, _descriptor(S, tiles * s.V, s.K, bv, bk, d),
+        X, _descriptor(X, tiles * s.V, s.K, bv, bk, d), sc, beta if g is None else g, beta if A_log is None else A_log,
+        beta if dt_bias is None else dt_bias, dq, _descriptor(dq, rows, s.HV * s.K, C, bk, d),
+        dk, _descriptor(dk, rows, s.HV * s.K, C, bk, d),
     )  # fmt: skip
+    tails = (q, k, do, dv, q, k, do, dv, U, U, S, S, X, X, *main[14:18], dq, dq, dk, dk)
+    rest = (
+        db if dg is None else dg, db, sc if dy is None else dy, sc if part is None else part,
+        sc if t.rows is None else t.rows, sc if t.cu is None else t.cu, sc if t.offsets is None else t.offsets,
+        s.T, t.per_sequence, s.H, s.HV, rows, call.scale, 1.0 / call.beta_scale if call.beta_scale else 0.0,
+    )  # fmt: skip
+    options = {
+        "K": s.K, "V": s.V, "BK": bk, "BV": bv, "C": C, "NORM": call.norm, "DECAY": mode, "BIAS": dt_bias is not None,
+        "PROJECT": blocks == 1, "VARLEN": t.varlen, "DOT": p.dot, **p.grad.options(call.chip),
+    }  # fmt: skip
+    if not d or t.varlen or s.T >= C:
+        scalar_grad[(blocks * tiles,)](*main, *rest, DESC=d, TAILS=False, **options)
+    if d and (t.varlen or s.T % C):
+        scalar_grad[(blocks * s.HV * t.sequences,)](*tails, *rest, DESC=False, TAILS=True, **options)
     if fold:
         dqh, dkh, dq, dk = dq, dk, torch.empty_like(q), torch.empty_like(k)
         bk = min(p.block_k, 128)

@@ -15,7 +15,7 @@ both sides, so that rows and columns cancel exactly in dG.
 import triton
 import triton.language as tl
 
-from fla.ops._common.kernels import chunk_at, softplus
+from fla.ops._common.kernels import chunk_at, sequence_at, softplus
 from fla.ops._delta.kernels.common import load_rows, load_tile, store_rows
 from fla.ops._delta.kernels.scalar_prep import SC, SC_BETA, SC_CK, SC_CQ, SC_G, SC_RK, SC_RQ
 
@@ -41,7 +41,7 @@ def _chunk_grad(
     E = tl.dot(dot, ut, input_precision=DOT)
     drt = load_rows(dr, drd, row, n, h, HV, 0, V, BV, C, DESC)
     M = tl.dot(drt, ut, input_precision=DOT)
-    for j in tl.static_range(1, NV):
+    for j in tl.range(1, NV, num_stages=1):
         uj = load_tile(Ut, Ud, tile, j * BV, 0, V, C, BV, C, DESC)
         E = tl.dot(load_rows(do, dod, row, n, h, HV, j * BV, V, BV, C, DESC), uj, E, input_precision=DOT)
         M = tl.dot(load_rows(dr, drd, row, n, h, HV, j * BV, V, BV, C, DESC), uj, M, input_precision=DOT)
@@ -62,7 +62,7 @@ def _chunk_grad(
     if DECAY >= 1:
         ss = tl.sum(tl.sum(S.to(tl.float32) * X.to(tl.float32), 1), 0)
     W = tl.dot(tl.trans(ut), X, input_precision=DOT)
-    for j in tl.static_range(1, NV):
+    for j in tl.range(1, NV, num_stages=1):
         Sj = load_tile(St, Sd, tile, j * BV, k0, V, K, BV, BK, DESC)
         Xj = load_tile(Xt, Xd, tile, j * BV, k0, V, K, BV, BK, DESC)
         if DECAY >= 1:
@@ -79,7 +79,7 @@ def _chunk_grad(
     W = tl.dot(tl.trans(Eb), qt, W, input_precision=DOT)
     aW = tl.sum(W * kf, 1)
     R = tl.dot(drt, S, input_precision=DOT)
-    for j in tl.static_range(1, NV):
+    for j in tl.range(1, NV, num_stages=1):
         Sj = load_tile(St, Sd, tile, j * BV, k0, V, K, BV, BK, DESC)
         R = tl.dot(load_rows(dr, drd, row, n, h, HV, j * BV, V, BV, C, DESC), Sj, R, input_precision=DOT)
     R = tl.dot(Fb, kt, R * -tl.load(sp + SC_CK * C)[:, None], input_precision=DOT)
@@ -90,7 +90,7 @@ def _chunk_grad(
         W = W - kf * fk[:, None]
     store_rows(dk, dkd, W.to(dk.dtype.element_ty), row, n, h, HV, k0, K, BK, C, DESC)
     Q = tl.dot(dot, S, input_precision=DOT)
-    for j in tl.static_range(1, NV):
+    for j in tl.range(1, NV, num_stages=1):
         Sj = load_tile(St, Sd, tile, j * BV, k0, V, K, BV, BK, DESC)
         Q = tl.dot(load_rows(do, dod, row, n, h, HV, j * BV, V, BV, C, DESC), Sj, Q, input_precision=DOT)
     Q = tl.dot(Eb, kt, Q * tl.load(sp + SC_CQ * C)[:, None], input_precision=DOT)
@@ -120,45 +120,46 @@ def _chunk_grad(
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "HV", "rows"])
 def scalar_grad(
-    q, k, do, dr, qd, kd, dod, drd, Ut, Ud, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dg, db, dy, part, table, T, NT, H, HV, rows,
-    scale, beta_inv,
+    q, k, do, dr, qd, kd, dod, drd, Ut, Ud, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dg, db, dy, part, table,
+    cu, offsets, T, NT, H, HV, rows, scale, beta_inv,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, NORM: tl.constexpr,
-    DECAY: tl.constexpr, BIAS: tl.constexpr, PROJECT: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr,
+    DECAY: tl.constexpr, BIAS: tl.constexpr, PROJECT: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr,
+    TAILS: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """One program a chunk, value head and block of K. dq and dk are those of the value head.
+    """One program a chunk (TAILS: the ragged last chunk of a sequence), value head and block of K. dq and dk are those of
+    the value head. With DESC only full chunks are taken: tails have a launch of their own, because a second path in one
+    kernel costs the first one registers.
 
     PROJECT: take the part along q and k away here (all of K is in this program). Otherwise the shares of each block of K
     in dg, dbeta and the two factors of the norm go to memory, and `scalar_fold` puts them together. DECAY as GATE of
     `scalar_prep`; 2 writes the gradient of the gate's input and, to ``dy``, that times the decay (the share of A_log).
-    ``beta_inv`` is 1 / beta_scale, or 0
-    where beta is given as it is.
+    ``beta_inv`` is 1 / beta_scale, or 0 where beta is given as it is.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     pid = tl.program_id(0)
     kb0 = pid % NK
     h = (pid // NK) % HV
     it = pid // (NK * HV)
-    row, n = chunk_at(table, it, T, NT, C, VARLEN)
-    if n <= 0:
-        return
-    hk = h // (HV // H)
-    tile = it * HV + h
-    if DESC:
-        if n == C:
-            _chunk_grad(
-                q, k, do, dr, qd, kd, dod, drd, Ut, Ud, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dg, db, dy, part, row, n, tile, h,
-                hk, kb0, H, HV, rows, scale, beta_inv, K, V, BK, BV, C, NORM, DECAY, BIAS, PROJECT, True, DOT,
-            )  # fmt: skip
-        else:
-            _chunk_grad(
-                q, k, do, dr, qd, kd, dod, drd, Ut, Ud, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dg, db, dy, part, row, n, tile, h,
-                hk, kb0, H, HV, rows, scale, beta_inv, K, V, BK, BV, C, NORM, DECAY, BIAS, PROJECT, False, DOT,
-            )  # fmt: skip
+    if TAILS:
+        row, length, first = sequence_at(cu, offsets, it, T, NT, VARLEN)
+        full = length // C
+        row += full * C
+        n = length - full * C
+        it = first + full
+        if n == 0:
+            return
     else:
-        _chunk_grad(
-            q, k, do, dr, qd, kd, dod, drd, Ut, Ud, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dg, db, dy, part, row, n, tile, h, hk,
-            kb0, H, HV, rows, scale, beta_inv, K, V, BK, BV, C, NORM, DECAY, BIAS, PROJECT, False, DOT,
-        )  # fmt: skip
+        row, n = chunk_at(table, it, T, NT, C, VARLEN)
+        if DESC:
+            if n < C:
+                return
+        elif n <= 0:
+            return
+    _chunk_grad(
+        q, k, do, dr, qd, kd, dod, drd, Ut, Ud, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dg, db, dy, part,
+        row, n, it * HV + h, h, h // (HV // H), kb0, H, HV, rows, scale, beta_inv, K, V, BK, BV, C, NORM, DECAY, BIAS,
+        PROJECT, DESC, DOT,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows", "H", "HV"])

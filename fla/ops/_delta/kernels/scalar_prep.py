@@ -33,10 +33,11 @@ MIN_LOG_DECAY = tl.constexpr(-104.0)
 @triton.jit(do_not_specialize=["T", "NT", "H", "HV", "save"])
 def scalar_prep(
     q, k, qd, kd, g, beta, A_log, dt_bias, Tm, Td, Aqk, Ad, sc, table, T, NT, H, HV, scale, beta_scale, save,
-    K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr,
+    K: tl.constexpr, KB: tl.constexpr, C: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr,
     SIGMOID: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr, INV: tl.constexpr,
 ):  # fmt: skip
-    """GATE: 0 no decay, 1 ``g`` is the log decay, 2 ``g`` goes through the gate. ``save``: keep what backward needs."""
+    """GATE: 0 no decay, 1 ``g`` is the log decay, 2 ``g`` goes through the gate. ``save``: keep what backward needs. The
+    products run over blocks of KB."""
     pid = tl.program_id(0)
     h = pid % HV
     it = pid // HV
@@ -48,7 +49,7 @@ def scalar_prep(
     rr = tl.arange(0, C)
     ok = rr < n
     at = (row + rr).to(tl.int64) * HV + h
-    kt = load_rows(k, kd, row, n, hk, H, 0, K, BK, C, DESC)
+    kt = load_rows(k, kd, row, n, hk, H, 0, K, KB, C, DESC)
     bt = tl.load(beta + at, mask=ok, other=0.0).to(tl.float32)
     if SIGMOID:
         bt = tl.where(ok, tl.sigmoid(bt) * beta_scale, 0.0)
@@ -69,6 +70,9 @@ def scalar_prep(
     eye = rr[:, None] == rr[None, :]
     dec = tl.exp2(tl.where(low, G[:, None] - G[None, :], -float("inf")))
     KK = tl.dot(kt, tl.trans(kt), input_precision=DOT)
+    for k0 in tl.range(KB, K, KB, num_stages=1):
+        kj = load_rows(k, kd, row, n, hk, H, k0, K, KB, C, DESC)
+        KK = tl.dot(kj, tl.trans(kj), KK, input_precision=DOT)
     if NORM:
         rk = tl.where(ok, tl.rsqrt(tl.sum(tl.where(eye, KK, 0.0), 1) + NORM_EPS), 0.0)
     else:
@@ -76,13 +80,20 @@ def scalar_prep(
     col = rk * bt
     # Selected, not multiplied away: rows past the end may hold anything.
     L = tl.where(low & ok[:, None], KK * dec * rk[:, None] * col[None, :], 0.0)
-    qt = load_rows(q, qd, row, n, hk, H, 0, K, BK, C, DESC)
+    qt = load_rows(q, qd, row, n, hk, H, 0, K, KB, C, DESC)
     if NORM:
         QQ = tl.dot(qt, tl.trans(qt), input_precision=DOT)
+        for k0 in tl.range(KB, K, KB, num_stages=1):
+            qj = load_rows(q, qd, row, n, hk, H, k0, K, KB, C, DESC)
+            QQ = tl.dot(qj, tl.trans(qj), QQ, input_precision=DOT)
         rq = tl.where(ok, tl.rsqrt(tl.sum(tl.where(eye, QQ, 0.0), 1) + NORM_EPS) * scale, 0.0)
     else:
         rq = tl.where(ok, scale, 0.0)
     A = tl.dot(qt, tl.trans(kt), input_precision=DOT)
+    for k0 in tl.range(KB, K, KB, num_stages=1):
+        qj = load_rows(q, qd, row, n, hk, H, k0, K, KB, C, DESC)
+        kj = load_rows(k, kd, row, n, hk, H, k0, K, KB, C, DESC)
+        A = tl.dot(qj, tl.trans(kj), A, input_precision=DOT)
     A = tl.where((low | eye) & ok[:, None], A * tl.where(eye, 1.0, dec) * rq[:, None] * col[None, :], 0.0)
     tile = it * HV + h
     store_tile(Aqk, Ad, A.to(dt), tile, 0, 0, C, C, C, C, DESC)

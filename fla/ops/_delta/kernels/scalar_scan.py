@@ -111,7 +111,8 @@ def _reverse_step(
     kt = load_rows(k, kd, row, n, hk, H, 0, K, BK, C, DESC)
     qt = load_rows(q, qd, row, n, hk, H, 0, K, BK, C, DESC)
     Sb = S.to(dt)
-    store_tile(Xt, Xd, Sb, tile, v0, 0, V, K, BV, BK, DESC)
+    # A descriptor stages what it stores: with K above 128 that would not fit.
+    store_tile(Xt, Xd, Sb, tile, v0, 0, V, K, BV, BK, DESC and BK <= 128)
     ks = tl.dot(Sb, tl.trans(kt), input_precision=DOT)
     dT = tl.trans(dot)
     du = tl.dot(dT, at, input_precision=DOT)

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: MIT
+"""Check and time the scalar-decay kernels on a GPU: `check_delta.py check`, `check_delta.py time`, or both."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+
+import torch
+
+sys.path[:0] = [os.path.dirname(os.path.abspath(__file__)), os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")]
+
+from delta_reference import make_inputs, ratio, with_gradients
+
+from fla.ops._common.policy import Launch, chip_of
+from fla.ops._delta import scalar
+from fla.ops._delta.autograd import delta_rule
+from fla.ops._delta.policy import scalar_plan
+from fla.ops._delta.scalar import ScalarCall
+
+BF, HF, F32 = torch.bfloat16, torch.float16, torch.float32
+B128, B64 = {"block_v": 128}, {"block_v": 64}
+L = Launch
+
+
+def scans(launch: Launch) -> dict:
+    return {"forward": launch, "recompute": launch, "reverse": launch}
+
+
+# name -> (input settings, plan changes)
+CASES: dict[str, tuple[dict, dict]] = {
+    "bv128": ({"T": 300, "H": 4}, {**B128, **scans(L(8, 3))}),
+    "bv64": ({"T": 300, "H": 4, "initial": True}, {**B64, **scans(L(4, 3))}),
+    "v:prep168": ({"T": 256, "H": 4}, {"prep": L(4, 1, 168)}),
+    "v:prep": ({"T": 256, "H": 4}, {"prep": L(4, 1)}),
+    "v:64s2": ({"T": 256, "H": 4}, {**B64, **scans(L(4, 2))}),
+    "v:R128s4": ({"T": 256, "H": 4}, {**B128, **scans(L(8, 3)), "recompute": L(8, 4)}),
+    "v:grad8": ({"T": 256, "H": 4}, {"grad": L(8)}),
+    "gva gate sig": ({"T": 200, "H": 2, "HV": 4, "gate": "kernel", "sigmoid": 2.0, "initial": True}, {}),
+    "varlen vfirst": ({"T": 300, "H": 2, "cu": [0, 5, 5, 69, 200, 300], "initial": True, "v_first": True}, {}),
+    "no decay": ({"T": 200, "H": 2, "gate": None}, {}),
+    "unnormed": ({"T": 200, "H": 2, "norm": False}, {}),
+    "beta 0": ({"T": 256, "H": 2, "zero": True}, {}),
+    "beta 0 fp16": ({"T": 256, "H": 2, "zero": True, "dtype": HF}, {}),
+    "strong": ({"T": 256, "H": 2, "shift": -2.0}, {}),
+    "-1000": ({"T": 256, "H": 2, "cut": True}, {}),
+    "same keys": ({"T": 256, "H": 2, "same": True}, {}),
+    "same keys fp16": ({"T": 256, "H": 2, "same": True, "dtype": HF}, {}),
+    "K64": ({"T": 300, "H": 2, "K": 64}, {}),
+    "K16 V32": ({"T": 130, "H": 2, "K": 16, "V": 32}, {}),
+    "K32 fp16": ({"T": 130, "H": 2, "K": 32, "dtype": HF}, {}),
+    "K60 fp16": ({"T": 200, "H": 3, "K": 60, "dtype": HF}, {}),
+    "K100": ({"T": 200, "H": 4, "K": 100}, {}),
+    "K100 fp16": ({"T": 75, "H": 4, "K": 100, "dtype": HF}, {}),
+    "K128 V64": ({"T": 200, "H": 2, "K": 128, "V": 64}, {}),
+    "K64 V128 fp16": ({"T": 200, "H": 2, "K": 64, "V": 128, "dtype": HF}, {}),
+    "K256": ({"T": 200, "H": 2, "K": 256, "initial": True}, {}),
+    "K256 fp16 varlen": ({"T": 200, "H": 2, "K": 256, "dtype": HF, "cu": [0, 100, 200]}, {}),
+    "T1": ({"T": 1, "B": 2, "H": 2}, {}),
+    "T63 B2": ({"T": 63, "B": 2, "H": 2}, {}),
+    "pointers": ({"T": 200, "H": 2}, {"descriptors": False}),
+    "fp32": ({"T": 150, "H": 2, "K": 64, "dtype": F32}, {}),
+    "fp32 128": ({"T": 150, "H": 2, "dtype": F32, "initial": True}, {}),
+    "fp32 256": ({"T": 100, "H": 2, "K": 256, "dtype": F32}, {}),
+}
+
+
+def check(name: str, dev: str = "cuda") -> dict:
+    settings, change = CASES[name]
+    s = {"K": 128, "dtype": BF, **settings}
+    zero, same, cut = (s.pop(n, False) for n in ("zero", "same", "cut"))
+    sigmoid, cu = s.pop("sigmoid", 0.0), s.pop("cu", None)
+    x = make_inputs(**s, device=dev, raw_beta=bool(sigmoid), sequences=len(cu) - 1 if cu else None)
+    if zero:
+        x["beta"][:, ::8] = 0
+    if cut:
+        x["g"][:, ::5] = -1000.0
+    if same:
+        x["k"] = (x["k"] * 0.05 + x["k"][:, :1]).to(x["k"].dtype)
+    norm, vf, dtype = s.get("norm", True), s.get("v_first", False), s["dtype"]
+    heads = x["v"].shape[2] * (len(cu) - 1 if cu else x["v"].shape[0])
+    plan = dataclasses.replace(scalar_plan(chip_of(x["q"].device), dtype, x["q"].shape[-1], x["v"].shape[-1], heads, norm), **change)
+    do = torch.randn_like(x["v"].float()).to(dtype)
+    dht = None
+    out: dict = {}
+    t0 = time.time()
+    for turn in range(3):
+        y = {n: t.clone().requires_grad_() for n, t in x.items()}
+        o, ht = delta_rule(
+            y["q"], y["k"], y["v"], y.get("g"), y["beta"], scale=None, initial_state=y.get("initial_state"),
+            output_final_state=True, norm=norm, beta_scale=sigmoid, A_log=y.get("A_log"), dt_bias=y.get("dt_bias"), v_first=vf,
+            cu_seqlens=torch.tensor(cu, device=dev) if cu else None, plan=plan,
+        )  # fmt: skip
+        dht = torch.randn_like(ht) if dht is None else dht
+        gr = torch.autograd.grad((o.float() * do.float()).sum() + (ht * dht).sum(), list(y.values()))
+        got = {"o": o.detach(), "ht": ht.detach(), **dict(zip(y, gr, strict=True))}
+        if turn == 0:
+            first = got
+            torch.cuda.synchronize()
+            out["cold"] = time.time() - t0
+            ref = with_gradients(x, do, dht, norm=norm, sigmoid=sigmoid, v_first=vf, cu=cu)
+        else:
+            bad = [n for n in got if not torch.equal(got[n], first[n])]
+            if bad:
+                out["unsteady"] = bad
+    out["err"] = {n: ratio(first[n], ref[n]) for n in ref}
+    lim = 1e-4 if dtype == F32 else 5e-3
+    wrong = [n for n, e in out["err"].items() if e > (lim if n in ("o", "ht") or dtype == F32 else 2 * lim)]
+    if wrong:
+        out["wrong"] = wrong
+    return out
+
+
+def worker(names: list[str]) -> None:
+    for n in names:
+        try:
+            r = check(n)
+        except BaseException as e:  # noqa: BLE001
+            r = {"fail": repr(e)[-300:]}
+        print("@" + json.dumps([n, r]), flush=True)
+
+
+def check_all(names: list[str], procs: int = 14) -> None:
+    jobs = [
+        subprocess.Popen([sys.executable, __file__, "worker", *names[i::procs]], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for i in range(min(procs, len(names)))
+    ]  # fmt: skip
+    done: dict = {}
+    for j in jobs:
+        out, err = j.communicate()
+        for line in out.splitlines():
+            if line.startswith("@"):
+                n, r = json.loads(line[1:])
+                done[n] = r
+        if j.returncode:
+            print("worker", j.returncode, err[-400:])
+    for n in names:
+        r = done.get(n, {"fail": "no answer"})
+        e = " ".join(f"{k[:6]}:{v:.1e}" for k, v in r.get("err", {}).items())
+        flags = " ".join(f"{k.upper()} {r[k]}" for k in ("fail", "wrong", "unsteady") if k in r)
+        print(f"{n:17s} {r.get('cold', 0):5.1f}s {e} {flags}", flush=True)
+
+
+def median_ms(fn, n: int = 15, hide: int = 400_000) -> float:
+    """Kernel time: the GPU sleeps while the host launches."""
+    flush = torch.empty(128 << 20, dtype=torch.int8, device="cuda")
+    for _ in range(2):
+        fn()
+    ts = []
+    for _ in range(n):
+        flush.zero_()
+        if hide:
+            torch.cuda._sleep(hide)
+        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        a.record()
+        fn()
+        b.record()
+        ts.append((a, b))
+    torch.cuda.synchronize()
+    return sorted(x.elapsed_time(y) for x, y in ts)[n // 2]
+
+
+SHAPES = {"L": (1, 8192, 96, 128), "M": (4, 2048, 16, 128), "X": (1, 32768, 16, 128), "D64": (8, 2048, 16, 64)}
+VARIANTS: dict[str, list[tuple[str, dict]]] = {
+    "A": [("128", {"prep": L(4, 1, 128)}), ("168", {"prep": L(4, 1, 168)}), ("-", {"prep": L(4, 1)})],
+    "F": [("128w8s3", {**B128, "forward": L(8, 3)}), ("64w4s3", {**B64, "forward": L(4, 3)}), ("64w4s2", {**B64, "forward": L(4, 2)})],
+    "R": [("128w8s3", {**B128, "recompute": L(8, 3)}), ("128w8s4", {**B128, "recompute": L(8, 4)}), ("64w4s3", {**B64, "recompute": L(4, 3)}), ("64w4s2", {**B64, "recompute": L(4, 2)})],
+    "D": [("128w8s3", {**B128, "reverse": L(8, 3)}), ("64w4s3", {**B64, "reverse": L(4, 3)}), ("64w4s2", {**B64, "reverse": L(4, 2)})],
+    "P": [("4", {"grad": L(4)}), ("8", {"grad": L(8)})],
+}
+
+
+def kernels(shape: str, dtype=BF, variants: bool = True) -> None:
+    B, T, H, D = SHAPES[shape]
+    x = make_inputs(B, T, H, None, D, dtype=dtype, device="cuda")
+    q, k, v, g, b = (x[n] for n in ("q", "k", "v", "g", "beta"))
+    do = torch.randn_like(v)
+    base = scalar_plan(chip_of(q.device), dtype, D, D, B * H, True)
+    call = ScalarCall.make(k, v, D**-0.5, True, 0.0, False, None, plan=base)
+    Tm, A, sc = scalar.prepare(call, q, k, v, g, b, None, None, True)
+    _, _, S, U = scalar.scan(call, q, k, v, Tm, A, sc, None, False, False, True)
+    dv, X = scalar.reverse(call, q, k, do, Tm, A, sc, None, None)
+    run = {
+        "A": lambda c: scalar.prepare(c, q, k, v, g, b, None, None, True),
+        "F": lambda c: scalar.scan(c, q, k, v, Tm, A, sc, None, True, False, False),
+        "R": lambda c: scalar.scan(c, q, k, v, Tm, A, sc, None, False, False, True),
+        "D": lambda c: scalar.reverse(c, q, k, do, Tm, A, sc, None, None),
+        "P": lambda c: scalar.gradients(c, q, k, v, g, b, None, None, do, dv, S, U, X, sc),
+    }
+    for kind, fn in run.items():
+        row = []
+        for name, change in ([("plan", {})] + (VARIANTS[kind] if variants else [])):
+            c = dataclasses.replace(call, plan=dataclasses.replace(base, **change))
+            try:
+                row.append(f"{name} {median_ms(lambda: fn(c)):.3f}")
+            except Exception as e:  # noqa: BLE001
+                row.append(f"{name} {repr(e)[:60]}")
+        print(f"{shape} {kind}: " + "  ".join(row), flush=True)
+
+
+def whole(shape: str, dtype=BF, cu=None, **kw) -> None:
+    B, T, H, D = SHAPES[shape]
+    x = make_inputs(B, T, H, None, D, dtype=dtype, device="cuda")
+    y = {n: t.requires_grad_() for n, t in x.items()}
+    do = torch.randn_like(x["v"])
+    cut = None if cu is None else torch.tensor(cu, device="cuda")
+
+    def fwd():
+        return delta_rule(y["q"], y["k"], y["v"], y.get("g"), y["beta"], scale=None, initial_state=None, output_final_state=False, norm=True, cu_seqlens=cut)[0]
+
+    def both():
+        torch.autograd.grad(fwd(), list(y.values()), do)
+
+    t = time.time()
+    with torch.no_grad():
+        fwd()
+    torch.cuda.synchronize()
+    t1 = time.time()
+    both()
+    torch.cuda.synchronize()
+    t2 = time.time()
+    torch.cuda.reset_peak_memory_stats()
+    m0 = torch.cuda.memory_allocated()
+    both()
+    peak = (torch.cuda.max_memory_allocated() - m0) / 2**30
+    row = [f"first {t1 - t:.2f}+{t2 - t1:.2f}s", f"peak {peak:.2f}GiB"]
+    for name, fn in (("fwd", fwd), ("fwd+bwd", both)):
+        with torch.no_grad() if name == "fwd" else torch.enable_grad():
+            row.append(f"{name} kernel {median_ms(fn, 15, 1_500_000):.3f} caller {median_ms(fn, 15, 0):.3f}")
+            torch.cuda.synchronize()
+            t = time.time()
+            for _ in range(30):
+                fn()
+            h = time.time() - t
+            torch.cuda.synchronize()
+            row.append(f"loop {(time.time() - t) / 30 * 1e3:.3f} host {h / 30 * 1e3:.3f}")
+    print(f"{shape} {str(dtype)[6:]} {'varlen' if cu else ''}: " + "  ".join(row), flush=True)
+
+
+def main() -> None:
+    what = sys.argv[1:] or ["check", "time"]
+    if what[0] == "worker":
+        return worker(what[1:])
+    import triton
+
+    print(torch.cuda.get_device_name(0), torch.__version__, triton.__version__)
+    if "check" in what:
+        t = time.time()
+        check_all(list(CASES))
+        print(f"checked in {time.time() - t:.0f} s", flush=True)
+    if "time" in what:
+        for s in ("L", "M"):
+            kernels(s)
+        for s in ("L", "M", "X"):
+            whole(s)
+        whole("L", cu=[0, 1000, 1100, 3000, 5500, 7000, 8192])
+        whole("L", HF)
+        whole("D64")
+
+
+if __name__ == "__main__":
+    main()
