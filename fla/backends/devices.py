@@ -33,23 +33,43 @@ def has_module(name: str) -> bool:
         return False
 
 
-@lru_cache(maxsize=1)
-def triton_device_types() -> frozenset[str]:
-    """torch device types that Triton can drive here. Empty without triton or without a driver."""
-    torch = loaded_torch()
-    accelerators = [name for name in ("cuda", "xpu", "npu") if torch is not None and _has_device(torch, name)]
-    if not accelerators or not has_module("triton"):
-        return frozenset()
-    try:
-        from triton.runtime import driver
+ACCELERATORS = ("cuda", "xpu", "npu")
+SYSTEM_CUDA = Path("/usr/local/cuda")
+_accelerators: tuple[str, ...] | None = None
+_drivers: dict[str, bool] = {}
 
-        backend = driver.active.get_current_target().backend
-    except Exception as error:  # whatever a broken driver raises: there is none then
-        settings.warn_once(
-            "triton", "driver", f"triton has no usable driver ({type(error).__name__}: {error}); ops run in PyTorch"
-        )
-        return frozenset()
-    return frozenset({"cuda" if backend == "hip" else str(backend)})
+
+def accelerators() -> tuple[str, ...]:
+    """torch device types of which this machine has a device. Initialises none of them."""
+    global _accelerators
+    torch = loaded_torch()
+    if _accelerators is None and torch is not None:
+        _accelerators = tuple(name for name in ACCELERATORS if _has_device(torch, name))
+    return _accelerators or ()
+
+
+def triton_possible() -> bool:
+    """Whether any tensor could be driven by Triton here; without asking a driver, which initialises the device."""
+    return bool(accelerators()) and has_module("triton")
+
+
+def has_triton_driver(device_type: str | None) -> bool:
+    """Whether Triton drives tensors of a device type. The first question about an accelerator asks its driver."""
+    if device_type not in accelerators() or not has_module("triton"):
+        return False
+    if device_type not in _drivers:
+        try:
+            from triton.runtime import driver
+
+            backend = driver.active.get_current_target().backend
+        except Exception as error:  # whatever a broken driver raises: there is none then
+            settings.warn_once(
+                "triton", "driver", f"triton has no usable driver ({type(error).__name__}: {error}); ops run in PyTorch"
+            )
+            _drivers[device_type] = False
+        else:
+            _drivers[device_type] = device_type == ("cuda" if backend == "hip" else backend)
+    return _drivers[device_type]
 
 
 def _has_device(torch: Any, name: str) -> bool:
@@ -72,7 +92,7 @@ def concrete(device: Any) -> Any:
     torch = loaded_torch()
     if torch is None or getattr(device, "type", None) != "meta":
         return device
-    return torch.device(next((name for name in ("cuda", "xpu", "npu") if _has_device(torch, name)), "cpu"))
+    return torch.device(next(iter(accelerators()), "cpu"))
 
 
 def compute_capability_objections(device: Any, least: tuple[int, ...]) -> Iterator[str]:
@@ -93,31 +113,42 @@ def compute_capability_objections(device: Any, least: tuple[int, ...]) -> Iterat
 
 
 @lru_cache(maxsize=1)
-def has_usable_nvcc() -> bool:
-    """Whether an nvcc can be run: CUDA_HOME, CUDA_PATH, PATH, the nvidia-cuda-nvcc wheel, or /usr/local/cuda.
+def find_nvcc() -> tuple[str, str] | None:
+    """Path of an nvcc and what led to it (CUDA_HOME, CUDA_PATH, PATH, a wheel, the system's folder), or None.
 
-    The cu12 wheel of that name ships ptxas alone, so its file list is looked at.
+    The nvidia-cuda-nvcc-cu12 wheel ships ptxas alone, so the files of a wheel are looked at.
     """
     from importlib import metadata
 
     name = "nvcc.exe" if os.name == "nt" else "nvcc"
-    roots = [os.environ[variable] for variable in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(variable)]
-    if any((Path(root) / "bin" / name).is_file() for root in roots) or shutil.which("nvcc"):
-        return True
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        path = Path(os.environ.get(variable) or os.devnull) / "bin" / name
+        if path.is_file():
+            return str(path), variable
+    if found := shutil.which("nvcc"):
+        return found, "PATH"
     for distribution in ("nvidia-cuda-nvcc", "nvidia-cuda-nvcc-cu12", "nvidia-cuda-nvcc-cu13"):
         try:
             files = metadata.files(distribution) or []
         except metadata.PackageNotFoundError:
             continue
-        if any(Path(str(file)).name == name for file in files):
-            return True
-    return (Path("/usr/local/cuda/bin") / name).is_file()
+        for file in files:
+            if Path(str(file)).name == name:
+                return str(file.locate() if hasattr(file, "locate") else file), distribution
+    path = SYSTEM_CUDA / "bin" / name
+    return (str(path), str(SYSTEM_CUDA)) if path.is_file() else None
+
+
+def has_usable_nvcc() -> bool:
+    return find_nvcc() is not None
 
 
 def forget() -> None:
     """Look again at the next question (after an installation)."""
-    triton_device_types.cache_clear()
-    has_usable_nvcc.cache_clear()
+    global _accelerators
+    _accelerators = None
+    _drivers.clear()
+    find_nvcc.cache_clear()
 
 
 def several_ranks() -> bool:

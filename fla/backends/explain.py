@@ -232,7 +232,7 @@ def report() -> dict[str, Any]:
         "platform": platform.platform(),
         "torch": getattr(torch, "__version__", None),
         "triton": getattr(sys.modules.get("triton"), "__version__", None),
-        "triton_devices": sorted(devices.triton_device_types()),
+        "accelerators": list(devices.accelerators()),
         "settings": settings.describe(),
         "unrecognised": settings.unrecognised(),
         "plugins": list_plugins(),

@@ -123,7 +123,7 @@ class DispatchedOp:
             return Rejection("unsupported", "core has no Triton path for this function")
         device_type = getattr(facts.device, "type", None)
         interpreted = device_type == "cpu" and pin is not None and pin.name == "triton" and devices.triton_interprets()
-        if not interpreted and device_type not in devices.triton_device_types():
+        if not interpreted and not devices.has_triton_driver(device_type):
             return Rejection("unavailable", f"no Triton driver for {device_type}")
         if self.triton_capability is not None:
             refusal = self.triton_capability.check(facts)
@@ -314,7 +314,7 @@ class DispatchedOp:
     def _core(self, plan: Plan, entry: Entry, args: tuple[Any, ...], rejected: list[Verdict]) -> tuple[Any, str]:
         """The core function for a call that no backend takes."""
         if plan.error is not None:
-            raise plan.error
+            raise BackendUnavailable(str(plan.error), plan.error.verdicts)
         name, core = entry.core_name, entry.core
         if entry.triton_verify is not None:
             accepted, reason = read_answer(entry.triton_verify(*args))
@@ -349,7 +349,7 @@ class DispatchedOp:
         """For torch.compile: the backend whose ``_fwd`` and ``_bwd`` serve a call under differentiation; None: core."""
         plan = self.current()
         if plan.error is not None:
-            raise plan.error
+            raise BackendUnavailable(str(plan.error), plan.error.verdicts)
         entry = self.entry(plan, args, training=True)
         rejected: list[Verdict] = []
         candidate = self._pick(plan, entry.candidates, args, rejected)

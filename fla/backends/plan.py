@@ -15,7 +15,7 @@ from fla import settings
 from fla.backends import devices, record, switches
 from fla.backends.base import read_answer
 from fla.backends.errors import BackendUnavailable, SignatureMismatch
-from fla.backends.facts import Facts, Rejection
+from fla.backends.facts import Capability, Facts, Rejection
 from fla.backends.record import Decision, Verdict
 from fla.backends.registry import REGISTRY, Registration
 from fla.backends.signature import Binding, bind_callable, positional
@@ -178,9 +178,7 @@ class Plan:
             self._candidates(op)
         wants_triton = self.pin is not None and self.pin.name == "triton"
         core_pinned = self.pin is not None and self.pin.core
-        self.triton = op.triton is not None and (
-            wants_triton or (bool(devices.triton_device_types()) and not core_pinned)
-        )
+        self.triton = op.triton is not None and (wants_triton or (devices.triton_possible() and not core_pinned))
         # Somebody to ask, to refuse or to tell: then no call is like every other.
         strict_pin = self.pin is not None and self.pin.strict and not core_pinned
         if not (self.active or self.error or self.triton or wants_triton or strict_pin or self.traced):
@@ -194,7 +192,8 @@ class Plan:
         if self.triton:
             capabilities.append(op.triton_capability)
         stated = [c for c in capabilities if c is not None]
-        every = bool(op.quarantine)
+        # A capability of a class of its own may look at anything.
+        every = bool(op.quarantine) or any(type(c) is not Capability for c in stated)
         self.dtypes = every or any(c.dtypes is not None for c in stated)
         self.dims = every or any(c.head_dims is not None or c.gva is False for c in stated)
         self.options = every or any(
@@ -216,9 +215,7 @@ class Plan:
         if not self.triton:
             return True
         stated = op.triton_capability
-        return device.type not in devices.triton_device_types() or (
-            stated is not None and stated.refuses_device(device)
-        )
+        return not devices.has_triton_driver(device.type) or (stated is not None and stated.refuses_device(device))
 
     def _candidates(self, op: DispatchedOp) -> None:
         pin = self.pin

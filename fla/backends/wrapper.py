@@ -88,6 +88,8 @@ def dispatch(entry_point: Any, **options: Any) -> Any:
 def _dispatched(operation: str, fn: Callable[..., Any], key: str | None, options: dict[str, Any]) -> Callable[..., Any]:
     renamed = dict(options.pop("renamed", None) or {})
     removed = dict(options.pop("removed", None) or {})
+    if not getattr(fn, "__name__", "").isidentifier():
+        raise TypeError(f"dispatch wraps a function that has a name, got {fn!r}")
     op = DispatchedOp(operation, fn, key=key, **options)
     for old in (*renamed, *removed):
         if old in op.signature.parameters:
@@ -146,9 +148,9 @@ def _binder(op: DispatchedOp, bind: Callable[..., None]) -> Callable[[], None]:
         if op.outputs is None:
             bind(torch.compiler.is_compiling, None, torch.is_grad_enabled)
             return
-        from fla.backends._compile import compiled_call
+        from fla.backends._compile import bridge
 
-        bind(torch.compiler.is_compiling, compiled_call, torch.is_grad_enabled)
+        bind(torch.compiler.is_compiling, bridge(op), torch.is_grad_enabled)
 
     return bind_torch
 

@@ -10,7 +10,7 @@ import typing
 import pytest
 import torch
 
-from fla.backends import BackendRegistry, BaseBackend, BackendUnavailable, dispatch, last_decision, register
+from fla.backends import BackendRegistry, BackendUnavailable, BaseBackend, dispatch, last_decision, register
 
 from .conftest import make_toy
 

@@ -10,8 +10,8 @@ import pytest
 
 from fla import settings
 from fla.backends import (
-    BaseBackend,
     BackendUnavailable,
+    BaseBackend,
     devices,
     explain,
     last_decision,
@@ -131,7 +131,7 @@ def test_strict_pin_never_runs_anything_else(toy, qkv):
     register(operation, backend("second", toy_verifier=lambda self, q, k, v, scale: (scale == 1.0, "scale must be 1")))
     with use_backend("second", strict=True):
         assert fn(*qkv) == "second"
-        with pytest.raises(BackendUnavailable, match="second is pinned.*scale must be 1") as caught:
+        with pytest.raises(BackendUnavailable, match=r"second is pinned.*scale must be 1") as caught:
             fn(*qkv, 2.0)
         assert [(v.backend, v.code) for v in caught.value.verdicts] == [("second", "unsupported")]
         with pytest.raises(BackendUnavailable):
