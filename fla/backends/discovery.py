@@ -240,7 +240,7 @@ class Discovery:
             self.scanned = False
             switches.forget()
         for op in REGISTRY.ops():
-            op.quarantine.clear()
+            op.forget()
         REGISTRY.invalidate()
         self.ensure()
 

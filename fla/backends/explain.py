@@ -172,10 +172,13 @@ def _judge(
 def _core_verdicts(op: DispatchedOp, facts: Facts, pin: Pin | None, values: tuple[Any, ...]) -> list[Verdict]:
     if pin is not None and pin.name == "torch":
         triton = Verdict("triton", "disabled", "use_backend('torch') is in force")
+    elif op.triton_path is None:
+        triton = plans.NO_TRITON
     else:
-        refusal = op.triton_refusal(facts, pin)
-        if refusal is None and op.triton_verifier is not None:
-            accepted, reason = read_answer(op.triton_verifier(*values))
+        path = op.triton_path
+        refusal = path.refusal(facts, pinned=pin is not None and pin.name == "triton")
+        if refusal is None and path.verify is not None:
+            accepted, reason = read_answer(path.verify(*values))
             if not accepted:
                 refusal = reason if isinstance(reason, Rejection) else Rejection("unsupported", str(reason))
         triton = Verdict("triton", "accepted") if refusal is None else Verdict("triton", refusal.code, refusal.text)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import traceback
 import warnings
@@ -12,16 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from fla import settings
-from fla.backends import devices, faults, record
+from fla.backends import faults, record
 from fla.backends import plan as plans
 from fla.backends.base import read_answer
 from fla.backends.discovery import DISCOVERY
 from fla.backends.errors import BackendUnavailable
 from fla.backends.facts import CallFacts, Capability, Facts, Rejection, needs_backward
-from fla.backends.plan import MASTER, PLUGINS, STRICT, Candidate, Entry, Pin, Plan, Verdict, understand
+from fla.backends.plan import MASTER, PLUGINS, STRICT, Candidate, Entry, Plan, Verdict, understand
 from fla.backends.record import Decision
 from fla.backends.registry import REGISTRY, Registration
 from fla.backends.signature import argument_text, bind_callable, is_default, positional
+from fla.backends.triton_path import TritonPath
 
 _ENTRIES_AT_MOST = 1024
 _PLANS_AT_MOST = 64
@@ -80,11 +80,10 @@ class DispatchedOp:
         self.body = self._in_order(fn, "the body")
         self.validate = None if validate is None else self._in_order(validate, "validate")
         self.outputs = None if outputs is None else self._in_order(outputs, "outputs")
-        if triton is not None and triton.count(":") != 1:
-            raise ValueError(f"triton must be 'module:function', got {triton!r}")
-        self.triton, self.triton_capability = triton, triton_capability
-        self.triton_verifier = None if triton_verifier is None else self._in_order(triton_verifier, "triton_verifier")
-        self._triton: tuple[Callable[..., Any], Callable[..., Any]] | Rejection | None = None
+        self.triton_path: TritonPath | None = None
+        if triton is not None:
+            verify = None if triton_verifier is None else self._in_order(triton_verifier, "triton_verifier")
+            self.triton_path = TritonPath(triton, self.signature, triton_capability, verify)
         self.quarantine: dict[tuple[Registration, Any], Failure] = {}
         self.cells: dict[str, list[int]] = {}
         self.core_cell = self.cell("torch")
@@ -115,60 +114,11 @@ class DispatchedOp:
         """For the registry: raise SignatureMismatch where a backend does not fit this function."""
         plans.check(self, row)
 
-    # The Triton path of core
-
-    def triton_refusal(self, facts: Facts, pin: Pin | None) -> Rejection | None:
-        """Why core's Triton path cannot take calls of these facts."""
-        if self.triton is None:
-            return Rejection("unsupported", "core has no Triton path for this function")
-        device_type = getattr(facts.device, "type", None)
-        interpreted = device_type == "cpu" and pin is not None and pin.name == "triton" and devices.triton_interprets()
-        if not interpreted and not devices.has_triton_driver(device_type):
-            return Rejection("unavailable", f"no Triton driver for {device_type}")
-        if self.triton_capability is not None:
-            refusal = self.triton_capability.check(facts)
-            if refusal is not None and not interpreted:
-                return refusal
-        loaded = self._load_triton()
-        return loaded if isinstance(loaded, Rejection) else None
-
-    def _load_triton(self) -> tuple[Callable[..., Any], Callable[..., Any]] | Rejection:
-        if self._triton is None:
-            assert self.triton is not None
-            module, _, name = self.triton.partition(":")
-            try:
-                target = getattr(importlib.import_module(module), name)
-                binding = bind_callable(self.signature, target, self.triton)
-                # Generated code calls it as it calls the op; only another order or kind of parameters needs an adapter.
-                direct = target if binding.text == self.argument_text else None
-                body = self._in_order(target, self.triton)
-                self._triton = (direct or self._as_op(body), body)
-            except Exception as error:
-                if settings.get(STRICT):
-                    raise
-                self._triton = Rejection("error", f"{self.triton} cannot be used: {type(error).__name__}: {error}")
-                settings.warn_once("triton path", str(self), f"{self} runs in PyTorch: {self._triton}", RuntimeWarning)
-        return self._triton
-
-    def _as_op(self, body: Callable[..., Any]) -> Callable[..., Any]:
-        """``body`` (arguments in order) as a callable that is called like the op."""
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            bound = self.signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            return body(*bound.arguments.values())
-
-        return call
-
-    def triton_body(self) -> Callable[..., Any]:
-        loaded = self._load_triton()
-        assert not isinstance(loaded, Rejection)
-        return loaded[1]
-
-    def triton_function(self) -> Callable[..., Any]:
-        loaded = self._load_triton()
-        assert not isinstance(loaded, Rejection)
-        return loaded[0]
+    def forget(self) -> None:
+        """Give backends that failed another chance."""
+        self.quarantine.clear()
+        if self.triton_path is not None:
+            self.triton_path.forget()
 
     # Plans
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MASTER, PLUGINS, STRICT = "FLA_DISABLE_BACKEND_DISPATCH", "FLA_PLUGINS", "FLA_BACKEND_STRICT"
 CORE = ("triton", "torch")
 _ANSWERS_AT_MOST = 256
+NO_TRITON = Verdict("triton", "unsupported", "core has no Triton path for this function")
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ class Plan:
             self._candidates(op)
         wants_triton = self.pin is not None and self.pin.name == "triton"
         core_pinned = self.pin is not None and self.pin.core
-        self.triton = op.triton is not None and (wants_triton or (devices.triton_possible() and not core_pinned))
+        self.triton = op.triton_path is not None and (wants_triton or (devices.triton_possible() and not core_pinned))
         # Somebody to ask, to refuse or to tell: then no call is like every other.
         strict_pin = self.pin is not None and self.pin.strict and not core_pinned
         if not (self.active or self.error or self.triton or wants_triton or strict_pin or self.traced):
@@ -189,8 +190,8 @@ class Plan:
     def _what_matters(self, op: DispatchedOp) -> None:
         """Which static facts some capability speaks of: the others need not be read at each call."""
         capabilities = [c.row.backend.capability for c in self.active]
-        if self.triton:
-            capabilities.append(op.triton_capability)
+        if self.triton and op.triton_path is not None:
+            capabilities.append(op.triton_path.capability)
         stated = [c for c in capabilities if c is not None]
         # A capability of a class of its own may look at anything.
         every = bool(op.quarantine) or any(type(c) is not Capability for c in stated)
@@ -212,10 +213,7 @@ class Plan:
         capabilities = [c.row.backend.capability for c in self.active]
         if self.flags or any(c is None or not c.refuses_device(device) for c in capabilities):
             return False
-        if not self.triton:
-            return True
-        stated = op.triton_capability
-        return not devices.has_triton_driver(device.type) or (stated is not None and stated.refuses_device(device))
+        return not self.triton or op.triton_path is None or op.triton_path.refuses_device(device)
 
     def _candidates(self, op: DispatchedOp) -> None:
         pin = self.pin
@@ -291,13 +289,17 @@ class Entry:
         self.core_name = "torch"
         self.triton_verify: Callable[..., Any] | None = None
         direct = op.fn
-        if plan.triton or (plan.pin is not None and plan.pin.name == "triton"):
-            refusal = op.triton_refusal(facts, plan.pin)
+        pinned = plan.pin is not None and plan.pin.name == "triton"
+        path = op.triton_path
+        if plan.triton and path is not None:
+            refusal = path.refusal(facts, pinned=pinned)
             if refusal is None:
-                self.core, self.core_name, direct = op.triton_body(), "triton", op.triton_function()
-                self.triton_verify = op.triton_verifier
+                self.core, self.core_name, direct = path.body, "triton", path.function
+                self.triton_verify = path.verify
             else:
                 refused.append(Verdict("triton", refusal.code, refusal.text))
+        elif pinned:
+            refused.append(NO_TRITON)
         self.refused = tuple(refused)
         if plan.pin is not None and plan.pin.strict and plan.pin.name != self.core_name:
             self.core = None

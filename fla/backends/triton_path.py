@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: MIT
+"""The Triton path of an op in core: imported at the first call that it could take."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from inspect import Signature
+from typing import Any
+
+from fla import settings
+from fla.backends import devices
+from fla.backends.errors import SignatureMismatch
+from fla.backends.facts import Capability, Facts, Rejection
+from fla.backends.signature import argument_text, bind_callable, positional
+
+
+class TritonPath:
+    """``module:function`` with the op's parameters, and what it covers.
+
+    ``verify`` takes the op's arguments in order and answers as a backend's verifier does; None accepts.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        signature: Signature,
+        capability: Capability | None,
+        verify: Callable[..., Any] | None,
+    ) -> None:
+        if where.count(":") != 1:
+            raise ValueError(f"triton must be 'module:function', got {where!r}")
+        self.where, self.signature = where, signature
+        self.capability, self.verify = capability, verify
+        self._loaded: tuple[Callable[..., Any], Callable[..., Any]] | None = None
+        self._failure: Rejection | None = None
+
+    def refuses_device(self, device: Any) -> bool:
+        """Whether calls on ``device`` are refused whatever else they ask for."""
+        stated = self.capability
+        return not devices.has_triton_driver(device.type) or (stated is not None and stated.refuses_device(device))
+
+    def refusal(self, facts: Facts, *, pinned: bool) -> Rejection | None:
+        """Why calls of these facts cannot be taken. Pinned, tensors of the CPU can under the interpreter."""
+        device_type = getattr(facts.device, "type", None)
+        interpreted = pinned and device_type == "cpu" and devices.triton_interprets()
+        if not interpreted and not devices.has_triton_driver(device_type):
+            return Rejection("unavailable", f"no Triton driver for {device_type}")
+        if self.capability is not None:
+            stated = self.capability
+            if interpreted:
+                stated = replace(stated, device_types=None, compute_capability=None)
+            refusal = stated.check(facts)
+            if refusal is not None:
+                return refusal
+        return self._load()
+
+    def _load(self) -> Rejection | None:
+        if self._loaded is None and self._failure is None:
+            try:
+                self._loaded = self._import()
+            except Exception as error:
+                if settings.get("FLA_BACKEND_STRICT"):
+                    raise
+                self._failure = Rejection("error", f"{self.where} cannot be used: {type(error).__name__}: {error}")
+                settings.warn_once("triton path", self.where, f"{self._failure}; PyTorch runs instead", RuntimeWarning)
+        return self._failure
+
+    def _import(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        module, _, name = self.where.partition(":")
+        target = getattr(importlib.import_module(module), name)
+        binding = bind_callable(self.signature, target, self.where)
+        if binding.missing:
+            raise SignatureMismatch(f"{self.where} lacks {', '.join(binding.missing)}")
+        in_order = positional(self.signature, target, binding)
+        # Generated code calls it as it calls the op; only another order or kind of parameters needs an adapter.
+        return (target if binding.text == argument_text(self.signature) else self._like_the_op(in_order)), in_order
+
+    def _like_the_op(self, in_order: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            bound = self.signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return in_order(*bound.arguments.values())
+
+        return call
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """Called like the op. Only after :meth:`refusal` has said None."""
+        assert self._loaded is not None
+        return self._loaded[0]
+
+    @property
+    def body(self) -> Callable[..., Any]:
+        """Called with the op's arguments in order. Only after :meth:`refusal` has said None."""
+        assert self._loaded is not None
+        return self._loaded[1]
+
+    def forget(self) -> None:
+        """Try again after a failed import."""
+        self._failure = None
