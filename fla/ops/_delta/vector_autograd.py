@@ -316,19 +316,21 @@ class Work:
         self._scan(h0=entries, split=1, steps=steps, **kw)
         return entries
 
-    def states(self, h0: Tensor | None, entries: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """States before each 64 tokens and new values, both transposed, without the output."""
+    def state_buffers(self) -> tuple[Tensor, Tensor]:
         p, n = self.plan, self.tiles_n
-        states = self.new(n * p.vp, p.kp)
-        news = self.new(n * p.vp, 64)
-        self.scan(h0, states=states, save=1, news=news, entries=entries)
+        return self.new(n * 2 * p.vp, p.kp), self.new(n * p.vp, 64)
+
+    def states(self, h0: Tensor | None, entries: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """States before each 32 tokens and new values, both transposed, without the output."""
+        states, news = self.state_buffers()
+        self.scan(h0, states=states, save=2, news=news, entries=entries)
         return states, news
 
     def scan_bwd(self, do: Tensor, dht: Tensor | None, dh0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Reverse scan: dv, gradients of the new values and of the states after each 64 tokens."""
+        """Reverse scan: dv, gradients of the new values and of the states after each 32 tokens."""
         p, n = self.plan, self.tiles_n
         dv = self.like(self.v)
-        exits = self.new(n * p.vp, p.kp)
+        exits = self.new(n * 2 * p.vp, p.kp)
         ys = self.new(n * p.vp, 64)
         if self.N > 0:
             vector_scan_bwd[(p.vp // p.bv_bwd * self.H, self.N)](
@@ -364,7 +366,7 @@ class Work:
         B, T, H, K = self.B, self.T, self.H, self.K
         group = H // self.HK
         groups = p.kp // (p.gkb * p.gns)
-        chunks = self.table.chunks
+        chunks = 2 * self.table.chunks
         wide = torch.float32 if group > 1 else self.q.dtype
         dq = self.like(self.g, dtype=wide)
         dk = self.like(self.g, dtype=wide)
@@ -376,25 +378,26 @@ class Work:
         otma = p.tma and not self.ragged and group == 1 and K % p.gkb == 0
         if chunks > 0:
             vector_grad[(groups * H, chunks)](
-                self.rows(self.q, 64, p.gkb),
-                self.rows(self.k, 64, p.gkb),
-                _rows(self.g, (64, p.gkb), self.gtma),
-                self.rows(self.v, 64, p.vb),
+                self.rows(self.q, 32, p.gkb),
+                self.rows(self.k, 32, p.gkb),
+                _rows(self.g, (32, p.gkb), self.gtma),
+                self.rows(self.v, 32, p.vb),
                 self.beta,
-                self.rows(o, 64, p.vb) if self.call.norm else None,
-                self.rows(do, 64, p.vb),
-                self.mat(news, p.vb, 64),
-                self.mat(ys, p.vb, 64),
+                self.rows(o, 32, p.vb) if self.call.norm else None,
+                self.rows(do, 32, p.vb),
+                self.mat(news, p.vb, 32),
+                self.mat(ys, p.vb, 32),
                 self.mat(states, p.vb, p.gkb),
                 self.mat(exits, p.vb, p.gkb),
+                self.decay,
                 self.norms,
                 one_matrices(torch.bfloat16 if p.gscore == "bf16" else torch.float32, self.q.device),
                 self.a_log,
                 self.dt_bias,
                 self.table.rows,
-                _rows(dq, (64, p.gkb), otma),
-                _rows(dk, (64, p.gkb), otma),
-                dg,
+                _rows(dq, (32, p.gkb), otma),
+                _rows(dk, (32, p.gkb), otma),
+                _rows(dg, (32, p.gkb), otma and self.gtma),
                 db,
                 da,
                 dbias,
@@ -459,11 +462,8 @@ class VectorDelta(torch.autograd.Function):
         work.prep(train=True)
         o = work.like(v)
         ht = work.final_state() if final else None
-        p, n = work.plan, work.tiles_n
-        states = news = None
-        if call.keep:
-            states, news = work.new(n * p.vp, p.kp), work.new(n * p.vp, 64)
-        entries = work.scan(h0, o=o, ht=ht, states=states, save=1 if call.keep else 0, news=news)
+        states, news = work.state_buffers() if call.keep else (None, None)
+        entries = work.scan(h0, o=o, ht=ht, states=states, save=2 if call.keep else 0, news=news)
         ctx.save_for_backward(
             q, k, v, g, beta, a_log, dt_bias, h0, o,
             work.tiles, work.mats, work.decay, work.norms, entries, states, news,

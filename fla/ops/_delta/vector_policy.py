@@ -87,7 +87,7 @@ def plan(
     kb = min(kp, 128 if half and not exact else 64)
     bv = min(vp, 64 if half else 32)
     bv_bwd = min(vp, (64 if wide else 128) if half and tma else 32)
-    gkb = min(kp, 32)
+    gkb = min(kp, 64)
     vb = min(vp, 128 if half else 32)
     programs = sequences * heads * (vp // bv)
     segments = 1

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Chunk-local gradients of the vector-decay chunk form, 64 tokens at a time.
+"""Chunk-local gradients of the vector-decay chunk form, 32 tokens at a time.
 
-New values V, their gradients y and the states are facts of a token, not of a chunk: the scans make them 32 tokens at
-a time and this kernel uses them 64 at a time, which halves the states to store and fills the tensor cores.
+All wide tiles are `[channels, tokens]`: they come out of one product and go into the next as register operands, and the
+small `[32, 32]` matrices (score gradients, 0/1 sums over tokens) are the operands in shared memory.
 
 Each score gradient and each operand is rounded once, and the rounded ones also weigh the gradient of the decay, so that
 what the two tokens of a pair contribute to it cancels exactly wherever it must.
@@ -29,21 +29,6 @@ from fla.ops._delta.kernels.vector_math import (
 )
 
 
-@triton.jit
-def level_terms(A, F, bt, kn, qn, f, half, PREC: tl.constexpr):
-    """Pairs whose tokens part at one level of the tree; every factor ``f`` is at most 1 and each token has one role."""
-    pairs = level_pairs(half, 64)
-    A = tl.where(pairs, A, 0.0).to(A.dtype)
-    F = tl.where(pairs, F, 0.0).to(F.dtype)
-    kk = kn * f
-    kb = kk.to(A.dtype)
-    aq = tl.dot(A, kb, input_precision=PREC)
-    ar = tl.dot(F, kb, input_precision=PREC)
-    aw = tl.dot(tl.trans(A), (qn * f).to(A.dtype), input_precision=PREC)
-    aw = tl.dot(tl.trans(F), (kk * bt).to(A.dtype), aw, input_precision=PREC)
-    return f * aq, f * ar, f * aw, (qn * f) * aq + kk * (bt * ar + aw)
-
-
 @triton.jit(do_not_specialize=["T", "NT", "H", "GROUP", "ROWSALL"])
 def vector_grad(
     q,
@@ -57,6 +42,7 @@ def vector_grad(
     ys,
     states,
     exits,
+    decay,
     norms,
     ones,
     a_log,
@@ -99,70 +85,74 @@ def vector_grad(
     OTMA: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """One program per (channel group of NS slices of KB, head, 64 tokens).
+    """One program per (channel group of NS slices of KB, head, 32 tokens).
 
     With ``dA = tril(dO V^T)`` and ``F = -stril(y V^T)`` (gradients of the scores; beta enters F's write side only) no
     inverse and no gradient of it is needed. The L2-norm backward needs ``q . dq = o . dO`` and
     ``k . dk = 2 y . V - beta y . v``, which hold because both appear linearly: slices of channels stay independent.
 
     dq, dk: [rows, H, K] (per value head); dg: gradient of ``g``; db: [groups, rows, H] fp32 parts of ``dbeta``;
-    da: [groups, NT, H] and dbias: [NT, H, K] fp32 parts of the gate's parameter gradients.
+    da: [groups, 2 NT, H] and dbias: [2 NT, H, K] fp32 parts of the gate's parameter gradients.
     """
     NG: tl.constexpr = KP // (KB * NS)
     sg = tl.program_id(0) % NG
     h = tl.program_id(0) // NG
-    it = tl.program_id(1)
-    row, n = chunk_at(table, it, T, NT, 64, VARLEN)
-    gi = (sg * tl.num_programs(1) + it).to(tl.int64) * H + h
+    ic = tl.program_id(1)
+    sub = ic % 2
+    row, n = chunk_at(table, ic // 2, T, NT, 64, VARLEN)
+    row += sub * 32
+    n -= sub * 32
+    gi = (sg * tl.num_programs(1) + ic).to(tl.int64) * H + h
+    gc = (ic.to(tl.int64) * H + h) * K
     cc = tl.arange(0, KB)
     if n <= 0:
-        # an unused row of the chunk table: its parts of the sums over chunks count as 0
+        # nothing in this half of a tile: its parts of the sums over chunks count as 0
         if RATE:
             tl.store(da + gi, 0.0)
         if BIAS:
             for s in tl.range(0, NS):
                 c = (sg * NS + s) * KB + cc
-                tl.store(dbias + (it.to(tl.int64) * H + h) * K + c, tl.zeros((KB,), tl.float32), mask=c < K)
+                tl.store(dbias + gc + c, tl.zeros((KB,), tl.float32), mask=c < K)
         return
     NVB: tl.constexpr = VP // VB
     VC: tl.constexpr = V % VB != 0
     KC: tl.constexpr = K % KB != 0
+    RD: tl.constexpr = ROWS and not TMA
     hk = h // GROUP
     HK = H // GROUP
-    r = tl.arange(0, 64)
+    r = tl.arange(0, 32)
     i = r[:, None]
     j = r[None, :]
-    top = i < 32
-    w = it * H + h
-    w64 = w.to(tl.int64)
+    w = (ic // 2) * H + h
+    w2 = w * 2 + sub
+    wn = w.to(tl.int64) * 128 + sub * 32
     at = (row + r).to(tl.int64) * H + h
-    bv = write_rate(tl.load(beta + at, mask=r < n, other=0.0), BETA)
-    if ROWS:
-        bv = tl.where(r < n, bv, 0.0)
-    bt = bv[:, None]
-    dA = tl.zeros((64, 64), tl.float32)
-    F = tl.zeros((64, 64), tl.float32)
-    # Row products as diagonals of matrix products: every tile stays in shared memory, none in registers.
-    YV = tl.zeros((64, 64), tl.float32)
-    OD = tl.zeros((64, 64), tl.float32)
-    RD: tl.constexpr = ROWS and not TMA
-    for b in tl.static_range(NVB):
-        vT = load_tile(news, w * VP + b * VB, VB, 0, 64, 64, VB, 64, TMA, False, False)
-        dot = load_tile(do, row, n, h * V + b * VB, V - b * VB, H * V, 64, VB, TMA, RD, VC)
-        dA = tl.dot(dot, vT, dA, input_precision=PREC)
-        if NORM:
-            ot = load_tile(o, row, n, h * V + b * VB, V - b * VB, H * V, 64, VB, TMA, RD, VC)
-            OD = tl.dot(dot, tl.trans(ot), OD, input_precision=PREC)
-        yT = load_tile(ys, w * VP + b * VB, VB, 0, 64, 64, VB, 64, TMA, False, False)
-        F = tl.dot(tl.trans(yT), vT, F, input_precision=PREC)
-        vt = load_tile(v, row, n, h * V + b * VB, V - b * VB, H * V, 64, VB, TMA, RD, VC)
-        YV = tl.dot(tl.trans(yT), tl.trans(vt), YV, input_precision=PREC)
-    yV = tl.sum(tl.where(i == j, F, 0.0), 1)
     keep = i >= j
     own = i == j
     if ROWS:
         keep = keep & (i < n)
         own = own & (i < n)
+    dA = tl.zeros((32, 32), tl.float32)
+    F = tl.zeros((32, 32), tl.float32)
+    # row products as diagonals of matrix products: no tile has to pass through registers
+    YV = tl.zeros((32, 32), tl.float32)
+    OD = tl.zeros((32, 32), tl.float32)
+    for b in tl.static_range(NVB):
+        vT = load_tile(news, w * VP + b * VB, VB, sub * 32, 64, 64, VB, 32, TMA, False, False)
+        dot = load_tile(do, row, n, h * V + b * VB, V - b * VB, H * V, 32, VB, TMA, RD, VC)
+        dA = tl.dot(dot, vT, dA, input_precision=PREC)
+        if NORM:
+            ot = load_tile(o, row, n, h * V + b * VB, V - b * VB, H * V, 32, VB, TMA, RD, VC)
+            OD = tl.dot(dot, tl.trans(ot), OD, input_precision=PREC)
+        yT = load_tile(ys, w * VP + b * VB, VB, sub * 32, 64, 64, VB, 32, TMA, False, False)
+        F = tl.dot(tl.trans(yT), vT, F, input_precision=PREC)
+        vt = load_tile(v, row, n, h * V + b * VB, V - b * VB, H * V, 32, VB, TMA, RD, VC)
+        YV = tl.dot(tl.trans(yT), tl.trans(vt), YV, input_precision=PREC)
+    bv = write_rate(tl.load(beta + at, mask=r < n, other=0.0), BETA)
+    if ROWS:
+        bv = tl.where(r < n, bv, 0.0)
+    bt = bv[None, :]
+    yV = tl.sum(tl.where(i == j, F, 0.0), 1)
     yv = tl.sum(tl.where(own, YV, 0.0), 1)
     od = tl.sum(tl.where(own, OD, 0.0), 1)
     dA = tl.where(keep, dA, 0.0)
@@ -172,59 +162,59 @@ def vector_grad(
     unit = tl.where(big > 0.0, tl.exp2(tl.floor(tl.log2(big))), 1.0)
     A = (dA * (1.0 / unit)).to(SD)
     F = (F * (1.0 / unit)).to(SD)
-    At = tl.trans(A)
-    Ft = tl.trans(F)
-    diag = (tl.sum(tl.where(i == j, A.to(tl.float32), 0.0), 1) * unit)[:, None]
-    rq = tl.zeros((64,), tl.float32) + 1.0
+    dbv = yv * tl.where(sg == 0, 1.0, 0.0)
+    fq = od
+    fk = 2.0 * yV - bv * yv
+    diag = (tl.sum(tl.where(i == j, A.to(tl.float32), 0.0), 1) * unit)[None, :]
+    rq = tl.zeros((32,), tl.float32) + 1.0
     rk = rq
     if NORM:
-        rq = tl.load(norms + w64 * 128 + r)
-        rk = tl.load(norms + w64 * 128 + 64 + r)
-    fq = rq * rq * od
-    fk = rk * rk * (2.0 * yV - bv * yv)
+        rq = tl.load(norms + wn + r)
+        rk = tl.load(norms + wn + 64 + r)
+        fq = rq * rq * fq
+        fk = rk * rk * fk
     rq = rq * scale
-    dbv = yv * tl.where(sg == 0, 1.0, 0.0)
     rate = 1.0
     if RATE:
         rate = tl.exp(tl.load(a_log + h).to(tl.float32))
     dav = 0.0
-    tri = one_matrix(ones, 0)
-    tru = one_matrix(ones, 1)
-    swap = one_matrix(ones, 2)
+    tri = one_matrix(ones, 0, 32)
+    tru = one_matrix(ones, 1, 32)
     for s in tl.range(0, NS, num_stages=STAGES):
         c0 = (sg * NS + s) * KB
-        x = load_tile(g, row, n, h * K + c0, K - c0, H * K, 64, KB, GTMA, ROWS, KC).to(tl.float32)
+        x = tl.trans(load_tile(g, row, n, h * K + c0, K - c0, H * K, 32, KB, GTMA, ROWS, KC)).to(tl.float32)
         bias = 0.0
         if BIAS:
-            bias = tl.load(dt_bias + h * K + c0 + cc, mask=c0 + cc < K, other=0.0).to(tl.float32)[None, :]
+            bias = tl.load(dt_bias + h * K + c0 + cc, mask=c0 + cc < K, other=0.0).to(tl.float32)[:, None]
         gl = log_decay(x, rate, bias, lower, GATE, EXACT)
         if ROWS:
-            gl = tl.where(i < n, gl, 0.0)
+            gl = tl.where(j < n, gl, 0.0)
         gh, gr = split_gates(gl, SD)
-        ex = ex2(gate_sum(swap, gh, gr, SD, GPREC))
-        es = ex2(gate_sum(tru, gh, gr, SD, GPREC))
-        G = gate_sum(tri, gh, gr, SD, GPREC)
-        QS = tl.zeros((64, KB), tl.float32)
-        YS = tl.zeros((64, KB), tl.float32)
-        VX = tl.zeros((64, KB), tl.float32)
-        ss = tl.zeros((KB,), tl.float32)
+        es = ex2(gate_sum(gh, gr, tl.trans(tru), SD, GPREC))
+        G = gate_sum(gh, gr, tl.trans(tri), SD, GPREC)
+        QS = tl.zeros((KB, 32), tl.float32)
+        YS = tl.zeros((KB, 32), tl.float32)
+        VX = tl.zeros((KB, 32), tl.float32)
+        SX = tl.zeros((KB, KB), tl.float32)
         for b in tl.static_range(NVB):
             if NVB > 1:
-                vT = load_tile(news, w * VP + b * VB, VB, 0, 64, 64, VB, 64, TMA, False, False)
-                dot = load_tile(do, row, n, h * V + b * VB, V - b * VB, H * V, 64, VB, TMA, RD, VC)
-                yT = load_tile(ys, w * VP + b * VB, VB, 0, 64, 64, VB, 64, TMA, False, False)
-            St = load_tile(states, w * VP + b * VB, VB, c0, KP, KP, VB, KB, TMA, False, False)
-            Xt = load_tile(exits, w * VP + b * VB, VB, c0, KP, KP, VB, KB, TMA, False, False)
-            ss += tl.sum(St.to(tl.float32) * Xt.to(tl.float32), 0)
-            QS = tl.dot(dot, St, QS, input_precision=PREC)
-            YS = tl.dot(tl.trans(yT), St, YS, input_precision=PREC)
-            VX = tl.dot(tl.trans(vT), Xt, VX, input_precision=PREC)
+                vT = load_tile(news, w * VP + b * VB, VB, sub * 32, 64, 64, VB, 32, TMA, False, False)
+                dot = load_tile(do, row, n, h * V + b * VB, V - b * VB, H * V, 32, VB, TMA, RD, VC)
+                yT = load_tile(ys, w * VP + b * VB, VB, sub * 32, 64, 64, VB, 32, TMA, False, False)
+            St = load_tile(states, w2 * VP + b * VB, VB, c0, KP, KP, VB, KB, TMA, False, False)
+            Xt = load_tile(exits, w2 * VP + b * VB, VB, c0, KP, KP, VB, KB, TMA, False, False)
+            SX = tl.dot(tl.trans(St), Xt, SX, input_precision=PREC)
+            QS = tl.dot(tl.trans(St), tl.trans(dot), QS, input_precision=PREC)
+            YS = tl.dot(tl.trans(St), yT, YS, input_precision=PREC)
+            VX = tl.dot(tl.trans(Xt), vT, VX, input_precision=PREC)
         if ROWS:
-            QS = tl.where(i < n, QS, 0.0)
-        kf = load_tile(k, row, n, hk * K + c0, K - c0, HK * K, 64, KB, TMA, ROWS, KC).to(tl.float32)
-        qf = load_tile(q, row, n, hk * K + c0, K - c0, HK * K, 64, KB, TMA, ROWS, KC).to(tl.float32)
-        kn = kf * rk[:, None]
-        qn = qf * rq[:, None]
+            QS = tl.where(j < n, QS, 0.0)
+        ss = tl.sum(tl.where(cc[:, None] == cc[None, :], SX, 0.0), 1)
+        ss = ss * tl.load(decay + w2.to(tl.int64) * KP + c0 + cc)
+        kf = tl.trans(load_tile(k, row, n, hk * K + c0, K - c0, HK * K, 32, KB, TMA, ROWS, KC)).to(tl.float32)
+        qf = tl.trans(load_tile(q, row, n, hk * K + c0, K - c0, HK * K, 32, KB, TMA, ROWS, KC)).to(tl.float32)
+        kn = kf * rk[None, :]
+        qn = qf * rq[None, :]
         # Between the chunk and the states at its ends. hp and hs: gradients of the sums up to and after a token.
         if EXACT:
             Ed = ex2(G)
@@ -232,86 +222,84 @@ def vector_grad(
             E = ex2(G + SHIFT)
             Ei = ex2((G + SHIFT) * -1.0)
             Ed = E * UNSHIFT
-        pre = tl.where(top, Ed, Ed * ex)
-        xq = pre * QS
-        xr = -(pre * YS)
-        xw = tl.where(top, es * ex, es) * VX
+        xq = Ed * QS
+        xr = Ed * YS * -1.0
+        xw = es * VX
         hp = qn * xq + kn * (bt * xr)
-        hs = kn * xw
-        xg = grad_sum(swap, tl.where(top, hs, hp), SD, PREC, False)
-        xg += (ex2(tl.sum(gl, 0)) * ss)[None, :]
+        xg = grad_sum(kn * xw, tru, SD, PREC, False) + ss[:, None]
         if EXACT:
             xq += diag * kn
             xw += diag * qn
-            pq, pr, pw, pp = level_terms(A, F, bt, kn, qn, tl.where(top, es, Ed), 32, PREC)
-            xq += unit * pq
-            xr += unit * pr
-            xw += unit * pw
-            hs += tl.where(top, unit * pp, 0.0)
-            hp += tl.where(top, 0.0, unit * pp)
-        else:
-            # Tokens are split into the two blocks by operands that are 0 in one of them or by choosing rows of a
-            # result, never by masking the score matrices. Across the middle the anchor is that of the second block.
-            Eo = tl.where(top, es * UNSHIFT, Ei)
-            kc = (kn * Ei).to(SD)
-            ko = (kn * Eo).to(SD)
-            p = tl.where(top, tl.dot(A, kc, input_precision=PREC), tl.dot(A, ko, input_precision=PREC))
-            qr = (qn * E).to(SD)
-            hp += unit * (qr.to(tl.float32) * p)
-            xq += unit * (E * p)
-            p = tl.where(top, tl.dot(F, kc, input_precision=PREC), tl.dot(F, ko, input_precision=PREC))
-            kr = (kn * (E * bt)).to(SD)
-            hp += unit * (kr.to(tl.float32) * p)
-            xr += unit * (E * p)
-            p = tl.dot(At, tl.where(top, 0.0, qr).to(SD), input_precision=PREC)
-            p = tl.dot(Ft, tl.where(top, 0.0, kr).to(SD), p, input_precision=PREC)
-            xw += unit * (Eo * p)
-            p = unit * (ko.to(tl.float32) * p)
-            hs += tl.where(top, p, 0.0)
-            hp -= tl.where(top, 0.0, p)
-            p = tl.dot(At, tl.where(top, qr, 0.0).to(SD), input_precision=PREC)
-            p = tl.dot(Ft, tl.where(top, kr, 0.0).to(SD), p, input_precision=PREC)
-            xw += unit * (Ei * p)
-            hp -= unit * (kc.to(tl.float32) * p)
-        # the sum over the tokens before: tri less the diagonal
-        xg += grad_sum(tri, hs, SD, PREC, False) - hs
-        if EXACT:
             for lv in tl.range(0, 5):
-                m = one_matrix(ones, 3 + lv)
-                f = ex2(gate_sum(m, gh, gr, SD, GPREC))
-                pq, pr, pw, pp = level_terms(A, F, bt, kn, qn, f, 16 >> lv, PREC)
-                xq += unit * pq
-                xr += unit * pr
-                xw += unit * pw
-                xg += grad_sum(tl.trans(m), unit * pp, SD, PREC, False)
-        # the sum over the tokens after and the token itself: tru and the diagonal
-        xg += grad_sum(tru, hp, SD, PREC, not EXACT) + hp
-        dbv += tl.sum(kf * xr, 1) * rk
-        xq = xq * rq[:, None]
-        xk = (xr * bt + xw) * rk[:, None]
-        if NORM:
-            xq -= qf * fq[:, None]
-            xk -= kf * fk[:, None]
-        if OTMA:
-            dq.store([row, h * K + c0], xq.to(DT))
-            dk.store([row, h * K + c0], xk.to(DT))
+                half = 16 >> lv
+                m = one_matrix(ones, 3 + lv, 32)
+                f = ex2(gate_sum(gh, gr, tl.trans(m), SD, GPREC))
+                pairs = level_pairs(half, 32)
+                Al = tl.where(pairs, A, 0.0).to(SD)
+                Fl = tl.where(pairs, F, 0.0).to(SD)
+                kk = kn * f
+                qq = qn * f
+                kb = kk.to(SD)
+                p = tl.dot(kb, tl.trans(Al), input_precision=PREC)
+                xq += (unit * f) * p
+                hl = qq * p
+                p = tl.dot(kb, tl.trans(Fl), input_precision=PREC)
+                xr += (unit * f) * p
+                kk = kk * bt
+                hl += kk * p
+                p = tl.dot(qq.to(SD), Al, input_precision=PREC)
+                p = tl.dot(kk.to(SD), Fl, p, input_precision=PREC)
+                xw += (unit * f) * p
+                hl += (kn * f) * p
+                xg += unit * grad_sum(hl, m, SD, PREC, False)
+            xg += grad_sum(hp, tri, SD, PREC, False)
         else:
-            store_tile(dq, xq.to(dq.dtype.element_ty), row, n, h * K + c0, K - c0, H * K, 64, KB, False, ROWS, KC)
-            store_tile(dk, xk.to(dk.dtype.element_ty), row, n, h * K + c0, K - c0, H * K, 64, KB, False, ROWS, KC)
+            kc = (kn * Ei).to(SD)
+            p = tl.dot(kc, tl.trans(A), input_precision=PREC)
+            qr = (qn * E).to(SD)
+            hl = qr.to(tl.float32) * p
+            xq += unit * (E * p)
+            p = tl.dot(kc, tl.trans(F), input_precision=PREC)
+            kr = (kn * (E * bt)).to(SD)
+            hl += kr.to(tl.float32) * p
+            xr += unit * (E * p)
+            p = tl.dot(qr, A, input_precision=PREC)
+            p = tl.dot(kr, F, p, input_precision=PREC)
+            hl -= kc.to(tl.float32) * p
+            xw += unit * (Ei * p)
+            xg += grad_sum(hp + unit * hl, tri, SD, PREC, True)
+        dbv += tl.sum(kf * xr, 0) * rk
+        xq = xq * rq[None, :]
+        xk = (xr * bt + xw) * rk[None, :]
+        if NORM:
+            xq -= qf * fq[None, :]
+            xk -= kf * fk[None, :]
+        if OTMA:
+            dq.store([row, h * K + c0], tl.trans(xq.to(DT)))
+            dk.store([row, h * K + c0], tl.trans(xk.to(DT)))
+        else:
+            xq = tl.trans(xq).to(dq.dtype.element_ty)
+            store_tile(dq, xq, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
+            xk = tl.trans(xk).to(dk.dtype.element_ty)
+            store_tile(dk, xk, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
         if GATE > 0:
             xg, xa = log_decay_grad(xg, x, rate, bias, lower, GATE)
             if RATE:
                 if ROWS:
-                    xa = tl.where(i < n, xa, 0.0)
+                    xa = tl.where(j < n, xa, 0.0)
                 if KC:
-                    xa = tl.where(c0 + cc[None, :] < K, xa, 0.0)
+                    xa = tl.where(c0 + cc[:, None] < K, xa, 0.0)
                 dav += tl.sum(tl.sum(xa, 1), 0)
             if BIAS:
                 y = xg
                 if ROWS:
-                    y = tl.where(i < n, xg, 0.0)
-                tl.store(dbias + (w64 * K + c0 + cc), tl.sum(y, 0), mask=c0 + cc < K)
-        store_tile(dg, xg.to(dg.dtype.element_ty), row, n, h * K + c0, K - c0, H * K, 64, KB, False, ROWS, KC)
+                    y = tl.where(j < n, xg, 0.0)
+                tl.store(dbias + gc + c0 + cc, tl.sum(y, 1), mask=c0 + cc < K)
+        if OTMA and GTMA:
+            dg.store([row, h * K + c0], tl.trans(xg).to(DT))
+        else:
+            xg = tl.trans(xg).to(dg.dtype.element_ty)
+            store_tile(dg, xg, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
     if BETA > 0:
         dbv = dbv * bv * (1.0 - bv / BETA)
     tl.store(db + (sg.to(tl.int64) * ROWSALL) * H + at, dbv, mask=r < n)

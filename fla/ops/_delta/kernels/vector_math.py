@@ -148,10 +148,19 @@ def write_rate(x, BETA: tl.constexpr):
 
 
 @triton.jit
-def one_matrix(ones, index):
-    """0/1 matrix ``index`` of the constants that `vector_autograd.one_matrices` builds."""
-    r = tl.arange(0, 64)
+def one_matrix(ones, index, N: tl.constexpr):
+    """0/1 matrix ``index`` [N, N] of the constants that `vector_autograd.one_matrices` builds."""
+    r = tl.arange(0, N)
     return tl.load(ones + index * 4096 + r[:, None] * 64 + r[None, :])
+
+
+@triton.jit
+def token_sum(M, g, PREC: tl.constexpr):
+    """0/1 matrix times gates `[tokens, channels]`: fp32 (PREC given) or rounded to fp16 (PREC "fp16")."""
+    if PREC == "fp16":
+        return tl.dot(M, g)
+    else:
+        return tl.dot(M, g, input_precision=PREC)
 
 
 @triton.jit
@@ -165,33 +174,25 @@ def split_gates(g, SD: tl.constexpr):
 
 
 @triton.jit
-def gate_sum(M, hi, lo, SD: tl.constexpr, PREC: tl.constexpr):
-    """0/1 matrix times gates as `split_gates` made them."""
+def gate_sum(hi, lo, M, SD: tl.constexpr, PREC: tl.constexpr):
+    """Gates `[channels, tokens]`, as `split_gates` made them, times a 0/1 matrix."""
     if tl.float32 == SD:
-        return tl.dot(M, hi, input_precision=PREC)
+        return tl.dot(hi, M, input_precision=PREC)
     else:
-        return tl.dot(M, lo, tl.dot(M, hi))
+        return tl.dot(lo, M, tl.dot(hi, M))
 
 
 @triton.jit
-def token_sum(M, g, PREC: tl.constexpr):
-    """0/1 matrix times gates ``g``: fp32 (PREC given) or rounded to fp16 (PREC "fp16")."""
-    if PREC == "fp16":
-        return tl.dot(M, g)
-    else:
-        return tl.dot(M, g, input_precision=PREC)
-
-
-@triton.jit
-def grad_sum(M, h, SD: tl.constexpr, PREC: tl.constexpr, SPLIT: tl.constexpr):
-    """0/1 matrix times gradients. 16-bit: bf16 for its range, in two parts where large terms cancel (SPLIT)."""
+def grad_sum(h, M, SD: tl.constexpr, PREC: tl.constexpr, SPLIT: tl.constexpr):
+    """Gradients `[channels, tokens]` times a 0/1 matrix. 16-bit: bf16 for its range, in two parts where large terms
+    cancel (SPLIT)."""
     if tl.float32 == SD:
-        return tl.dot(M, h, input_precision=PREC)
+        return tl.dot(h, M, input_precision=PREC)
     else:
         hi = h.to(tl.bfloat16)
-        y = tl.dot(M, hi)
+        y = tl.dot(hi, M)
         if SPLIT:
-            y = tl.dot(M, (h - hi.to(tl.float32)).to(tl.bfloat16), y)
+            y = tl.dot((h - hi.to(tl.float32)).to(tl.bfloat16), M, y)
         return y
 
 

@@ -122,9 +122,9 @@ def vector_prep(
             rk = tl.rsqrt(tl.sum(kn * kn, 1) + NORM_EPS)
         if NORM:
             kn = kn * rk[:, None]
-        ku = kn * ex2(token_sum(one_matrix(ones, 1), gs, GPREC))
+        ku = kn * ex2(token_sum(one_matrix(ones, 1, 64), gs, GPREC))
         store_tile(tiles, ku.to(DT), w * 192 + 64, 64, c0, KP, KP, 64, KB, TMA, False, False)
-        G = token_sum(one_matrix(ones, 0), gs, GPREC)
+        G = token_sum(one_matrix(ones, 0, 64), gs, GPREC)
         if EXACT:
             E = ex2(G)
             kd = kn * E
@@ -148,7 +148,7 @@ def vector_prep(
             diag += tl.sum(qn * kn, 1)
             for lv in tl.range(0, 5):
                 half = 16 >> lv
-                f = ex2(token_sum(one_matrix(ones, 3 + lv), gs, GPREC))
+                f = ex2(token_sum(one_matrix(ones, 3 + lv, 64), gs, GPREC))
                 kk_ = (kn * f).to(SD)
                 pairs = level_pairs(half, 64)
                 Pk += tl.where(pairs, tl.dot(kk_, tl.trans(kk_), input_precision=PREC), 0.0)

@@ -234,7 +234,7 @@ def vector_scan_bwd(
 
     With ``X`` the gradient of the state after a chunk: ``dV = A^T dO + ku X``, ``y = T^T dV`` (gradient of the new
     values), ``dv = beta y`` (final) and ``X <- e^(G_L) X + qd^T dO - kd^T dv``. Writes ``dv``, ``y`` transposed to
-    ys [chunk64 * H + h, VP, 64] and X after each 64 tokens to exits [chunk64 * H + h, VP, KP].
+    ys [chunk64 * H + h, VP, 64] and X after each 32 tokens to exits [chunk64 * H + h, 2, VP, KP].
     INIT: write ``dh0``; FINAL: start from ``dht``.
     """
     NV: tl.constexpr = VP // BV
@@ -267,8 +267,7 @@ def vector_scan_bwd(
         kd = load_tile(tiles, tr, 32, 0, KP, KP, 32, KP, TMA, False, False)
         tm = load_tile(mats, mr + 128, 32, 0, 32, 32, 32, 32, TMA, False, False)
         Xb = X.to(DT)
-        if sub == 1:
-            store_tile(exits, Xb, w * VP + v0, BV, 0, KP, KP, BV, KP, TMA, False, False)
+        store_tile(exits, Xb, (w * 2 + sub) * VP + v0, BV, 0, KP, KP, BV, KP, TMA, False, False)
         dT = tl.trans(dot)
         dn = tl.dot(Xb, tl.trans(ku), input_precision=PREC)
         dn = tl.dot(dT, am, dn, input_precision=PREC).to(DT)
