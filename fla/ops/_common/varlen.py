@@ -109,7 +109,8 @@ class ChunkPlan:
         if self.index is not None and self.inverse is not None:
             return _Gather.apply(y.reshape(-1, *rest), self.inverse, self.index).unsqueeze(0)
         B, NT = self.sequences, len(self.steps)
-        return y.reshape(NT, B, self.chunk, *rest).transpose(0, 1).reshape(B, NT * self.chunk, *rest)[:, : self.tokens]
+        y = y.reshape(NT, B, self.chunk, *rest).transpose(0, 1).reshape(B, NT * self.chunk, *rest)
+        return y[:, : self.tokens].contiguous()
 
     def sort_states(self, state: Tensor) -> Tensor:
         """States ``[N, ...]`` in the order of the plan."""

@@ -149,7 +149,7 @@ def _fold(x: Tensor, plan: ChunkPlan, HV: int, dtype: torch.dtype) -> Tensor:
     chunks = plan.pack(x).to(dtype).transpose(1, 2)
     if (H := chunks.shape[1]) != HV:
         chunks = chunks.repeat_interleave(HV // H, 1)
-    return chunks.reshape(-1, plan.chunk, chunks.shape[-1])
+    return chunks.reshape(-1, plan.chunk, chunks.shape[-1]).contiguous()
 
 
 def chunk_delta(
@@ -201,12 +201,14 @@ def chunk_delta(
         state = q.new_zeros(plan.sequences * HV, K, V)
     else:
         state = plan.sort_states(initial_state).to(dtype)
-        state = (state.mT if state_v_first else state).reshape(-1, K, V)
+        state = (state.mT if state_v_first else state).reshape(-1, K, V).contiguous()
     steps = [n * HV for n in plan.steps]
     o, final, h = _DeltaChunks.apply(q, r, w, z, g, state, steps, row.read_time is ReadTime.EXCLUSIVE)
     o = plan.unpack(o.view(-1, HV, plan.chunk, V).transpose(1, 2))
     final, h = plan.unsort_states(final.view(-1, HV, K, V)), plan.chunk_states(h.view(-1, HV, K, V))
-    return o, final.mT if state_v_first else final, h.mT if state_v_first else h
+    if state_v_first:
+        final, h = final.mT.contiguous(), h.mT.contiguous()
+    return o, final, h
 
 
 def fitting_chunk(T: int, cu_seqlens: Tensor | None = None, cu_seqlens_cpu: Tensor | None = None) -> int:

@@ -129,7 +129,7 @@ def _loop(
         o = plan.unpack(torch.cat(outputs).unsqueeze(1))
     if initial_state is not None and not outputs:
         final = final.clone()
-    return o, final.mT if state_v_first else final
+    return o, final.mT.contiguous() if state_v_first else final
 
 
 def recurrent_delta(
