@@ -23,8 +23,8 @@ HEADER = """\
 # Public names of 0.6.0 that do not exist here yet, one `module:name` a line.
 # Rewritten by `python tests/test_public_api.py`; tests/test_public_api.py fails when the list is wrong.
 """
-# What we take beyond 0.6.0 on purpose: parameter after the last one of 0.6.0, optional.
-EXTENSIONS = {"fla.backends:register": "instance"}
+# Optional parameters that we take beyond 0.6.0 on purpose.
+EXTENSIONS = {"fla.backends:register": ("instance", "override")}
 _NO_VALUE = object()
 
 
@@ -64,21 +64,19 @@ def same_default(wanted: str, ours: Any) -> bool:
 
 
 def differences(
-    wanted: list[list[str]], ours: inspect.Signature, *, first: int, strict: bool, extension: str | None = None
+    wanted: list[list[str]], ours: inspect.Signature, *, first: int, kind: str, extensions: tuple[str, ...] = ()
 ) -> Iterator[str]:
     """Every way in which a signature differs from the reference's.
 
     Args:
         wanted: `[name]` or `[name, default]` in order; `*` starts the keyword-only part.
         first: leading parameters of ours to leave out (`self`, `ctx`).
-        strict: a function: unknown keywords must raise `TypeError`, so `**kwargs` is not allowed. Methods of layers
-            and models must ignore them, where 0.6.0 does.
-        extension: a positional parameter of ours that 0.6.0 does not have.
+        kind: an "op" refuses unknown keywords with `TypeError`; a "method" ignores them where 0.6.0 does; a "function"
+            is free to do either.
+        extensions: optional parameters that 0.6.0 does not have.
     """
-    parameters = list(ours.parameters.values())[first:]
+    parameters = [p for p in list(ours.parameters.values())[first:] if p.name not in extensions or p.default is p.empty]
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if extension is not None and positional[-1].name == extension and positional[-1].default is not inspect._empty:
-        positional.pop()
     keyword = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
     any_keyword = any(p.kind is p.VAR_KEYWORD for p in parameters)
     names = [entry[0] for entry in wanted]
@@ -90,7 +88,7 @@ def differences(
     if [p.name for p in positional] != [entry[0] for entry in wanted_positional]:
         yield f"positional parameters are {[p.name for p in positional]}, not {[e[0] for e in wanted_positional]}"
         return
-    for entry, p in [*zip(wanted_positional, positional, strict=True)] + [
+    for entry, p in [*zip(wanted_positional, positional, kind="op")] + [
         (entry, keyword[entry[0]]) for entry in wanted_keyword if entry[0] in keyword
     ]:
         if len(entry) == 1 and p.default is not p.empty:
@@ -104,9 +102,9 @@ def differences(
     )
     if more and not takes_more:
         yield f"keywords {sorted(more)} are not in 0.6.0"
-    if strict and any_keyword and wanted_positional:  # without parameters it exists only to raise
+    if kind == "op" and any_keyword and wanted_positional:  # without parameters it exists only to raise
         yield "takes **kwargs: unknown keywords must raise TypeError"
-    if takes_more and not strict and not any_keyword:
+    if kind == "method" and takes_more and not any_keyword:
         yield "does not take **kwargs, clients pass keywords that it must ignore"
 
 
@@ -120,8 +118,10 @@ def check(module: str, name: str) -> Iterator[str]:
                 yield f"{module}.{name} is not callable"
                 continue
             # Layers and models ignore unknown keywords; functions raise TypeError (architecture, section 4).
-            signature, extension = inspect.signature(thing), EXTENSIONS.get(f"{module}:{name}")
-            for text in differences(wanted, signature, first=0, strict=True, extension=extension):
+            signature = inspect.signature(thing)
+            call = "op" if module.startswith("fla.ops") else "function"
+            extensions = EXTENSIONS.get(f"{module}:{name}", ())
+            for text in differences(wanted, signature, first=0, kind=call, extensions=extensions):
                 yield f"{module}.{name}: {text}"
         elif not inspect.isclass(thing):
             yield f"{module}.{name} is not a class"
@@ -130,7 +130,7 @@ def check(module: str, name: str) -> Iterator[str]:
                 # A class may show its constructor's parameters in another way than through `__init__`.
                 built = method == "__init__"
                 signature = inspect.signature(thing if built else getattr(thing, method))
-                for text in differences(parameters, signature, first=0 if built else 1, strict=False):
+                for text in differences(parameters, signature, first=0 if built else 1, kind="method"):
                     yield f"{module}.{name}.{method}: {text}"
 
 
@@ -161,14 +161,14 @@ def some_op(q, k, v, scale=None, *, chunk_size=64):
     ],
 )
 def test_comparison_sees_each_kind_of_difference(wanted: list[list[str]], expected: list[str]) -> None:
-    assert list(differences(wanted, inspect.signature(some_op), first=0, strict=True)) == expected
+    assert list(differences(wanted, inspect.signature(some_op), first=0, kind="op")) == expected
 
 
 def test_comparison_sees_order_and_unknown_keywords() -> None:
     swapped = [["k"], ["q"], ["v"], ["scale", "None"], ["**kwargs"]]
-    assert "positional parameters" in next(differences(swapped, inspect.signature(some_op), first=0, strict=True))
+    assert "positional parameters" in next(differences(swapped, inspect.signature(some_op), first=0, kind="op"))
     loose = inspect.signature(lambda q, **kwargs: None)
-    assert "TypeError" in next(differences([["q"], ["**kwargs"]], loose, first=0, strict=True))
+    assert "TypeError" in next(differences([["q"], ["**kwargs"]], loose, first=0, kind="op"))
     assert same_default("True", True)
     assert not same_default("1", True)
 
