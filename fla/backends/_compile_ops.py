@@ -61,40 +61,33 @@ class Entry:
     """The tree of the outputs, by `static_key`: the fake kernel notes it, and tracing reads it right after."""
 
 
-_entries: dict[int, Entry] = {}
-_names: set[str] = set()
+_entries: dict[str, Entry] = {}
 _lock = threading.RLock()
 _library: torch.library.Library | None = None
 
 
-def register(op: Any) -> Entry:
-    """The registration of `op`, made on the first call (about 2 ms)."""
-    entry = _entries.get(id(op))
+def register(name: str, op: Any) -> Entry:
+    """The registration of `op` under a name, made on the first call (about 2 ms)."""
+    entry = _entries.get(name)
     if entry is not None:
         return entry
     with _lock:
-        if id(op) not in _entries:
-            _entries[id(op)] = _define(op)
-        return _entries[id(op)]
+        if name not in _entries:
+            _entries[name] = _define(name, op)
+        return _entries[name]
 
 
-def _define(op: Any) -> Entry:
+def _define(name: str, op: Any) -> Entry:
     global _library
     if op.inplace:
         raise NotImplementedError(f"{op.name} writes into its arguments; call it outside the compiled region")
     if _library is None:
         _library = torch.library.Library("fla", "FRAGMENT")
-    stem = "".join(c if c.isalnum() else "_" for c in f"{op.operation}_{op.name}")
-    name, n = stem, 1
-    while name in _names or hasattr(torch.ops.fla, name):  # an op defined anew in one process, as notebooks do
-        n += 1
-        name = f"{stem}_{n}"
     layout = layout_of(op.signature, op.fn)
     entry = Entry(op, name, layout)
     back = f"{name}_backward"
     _library.define(f"{name}({layout.schema}, bool differentiable) -> Tensor[]")
     _library.define(f"{back}({layout.schema}, Tensor[] saved, Tensor?[] grads, bool[] needed) -> Tensor[]")
-    _names.update((name, back))
     _library.impl(name, _forward_body(entry), "CompositeExplicitAutograd")
     _library.impl(back, _backward_body(entry), "CompositeExplicitAutograd")
     torch.library.register_fake(f"fla::{name}", _forward_fake(entry), lib=_library)
@@ -301,7 +294,7 @@ def _run_core(op: Any, args: tuple[Any, ...]) -> Any:
 
 @contextlib.contextmanager
 def _autograd_on() -> Iterator[None]:
-    """Autograd as outside of a custom op. The dispatcher may mask it there, so ``enable_grad`` alone records nothing."""
+    """Autograd as outside of a custom op. Where the dispatcher masks it, ``enable_grad`` alone records nothing."""
     keys = torch._C.DispatchKey
     exclude = torch._C._dispatch_tls_local_exclude_set()
     for key in (keys.AutogradFunctionality, keys.AutogradOther, keys.AutogradNestedTensor, keys.ADInplaceOrView):

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 
 _spec = importlib.util.spec_from_file_location("compile_toys", Path(__file__).with_name("toys.py"))
 assert _spec is not None
@@ -41,6 +43,9 @@ class Counter:
     def __call__(self, graph: torch.fx.GraphModule, example: Any) -> Any:
         self.graphs.append(graph)
         return graph
+
+    def boxed(self, graph: torch.fx.GraphModule, example: Any) -> Any:
+        return make_boxed_func(self(graph, example))
 
 
 def gradients(fn, inputs, *args, **kwargs):
@@ -124,12 +129,15 @@ def test_integer_tensors_are_inputs_without_gradient():
 def test_statics_are_constants_of_the_graph_and_another_value_compiles_again(calls, graphs):
     op = toys.make_decayed()
     seen = Counter()
-    compiled = torch.compile(lambda q, v, **k: op(q, v, **k)[0], fullgraph=True, backend=seen)
+    compiled = torch.compile(
+        lambda q, v, **k: op(q, v, **k)[0], fullgraph=True, backend=aot_autograd(fw_compiler=seen.boxed)
+    )
     q, v = rand(1, 3, 2, grad=False), rand(1, 3, 2, grad=False)
     for k in calls:  # Dynamo turns a number that has changed into a symbol; each must come back as the number given
         torch.testing.assert_close(compiled(q, v, **k), toys.decayed(q, v, **k)[0])
     assert len(seen.graphs) == graphs
     nodes = [n for g in seen.graphs for n in g.graph.nodes if "toy_decayed" in str(n.target)]
+    assert len(nodes) == graphs
     assert all(not isinstance(a, torch.fx.Node) for n in nodes for a in n.args[2:])
 
 

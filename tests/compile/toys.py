@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from fla.backends._compile import compiled_call
+from fla.backends._compile import bridge
 
 
 class ToyOp:
-    """What `compiled_call` asks of a dispatched op, without a registry."""
+    """What the bridge asks of a dispatched op, without a registry."""
 
     operation = "toy"
     inplace = False
@@ -25,6 +25,7 @@ class ToyOp:
         self.name = fn.__name__
         self.signature = inspect.signature(fn)
         self.runs: list[bool] = []
+        self.call = bridge(self)
 
     def run(self, args: tuple[Any, ...]) -> Any:
         self.runs.append(torch.is_grad_enabled())
@@ -36,7 +37,7 @@ class ToyOp:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        return compiled_call(self, tuple(bound.arguments.values()))
+        return self.call(self, tuple(bound.arguments.values()))
 
 
 def decayed(
