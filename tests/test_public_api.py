@@ -88,7 +88,7 @@ def differences(
     if [p.name for p in positional] != [entry[0] for entry in wanted_positional]:
         yield f"positional parameters are {[p.name for p in positional]}, not {[e[0] for e in wanted_positional]}"
         return
-    for entry, p in [*zip(wanted_positional, positional, kind="op")] + [
+    for entry, p in [*zip(wanted_positional, positional, strict=True)] + [
         (entry, keyword[entry[0]]) for entry in wanted_keyword if entry[0] in keyword
     ]:
         if len(entry) == 1 and p.default is not p.empty:
