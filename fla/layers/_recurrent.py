@@ -57,26 +57,27 @@ def reset_decay_gate(A_log: nn.Parameter, dt_bias: nn.Parameter, low: float) -> 
             dt.add_(dt.neg().expm1_().neg_().log_())
 
 
-def undecayed(*shape: int) -> nn.Parameter:
-    """A float32 parameter that optimisers should not decay (trainers read the flag)."""
-    parameter = nn.Parameter(torch.empty(*shape, dtype=torch.float32))
-    parameter._no_weight_decay = True  # type: ignore[attr-defined]
-    return parameter
-
-
 class RecurrentLayer(nn.Module):
     """Base of the recurrent token mixers.
 
     Attributes:
         modes: kernels that the layer accepts as ``mode``.
+        undecayed: parameters that optimisers should not decay; trainers read the flag ``_no_weight_decay``.
         mode: the kernel for long inputs without autograd.
         layer_idx: place of the layer in a cache; None for a layer that is never given one.
     """
 
     modes: ClassVar[tuple[str, ...]] = ("chunk", "fused_recurrent")
+    undecayed: ClassVar[tuple[str, ...]] = ()
     mode: str
     layer_idx: int | None
     use_short_conv: bool
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Register a parameter; also what loading a checkpoint goes through, which makes new parameters."""
+        super().register_parameter(name, param)
+        if param is not None and name in self.undecayed:
+            self._parameters[name]._no_weight_decay = True  # type: ignore[union-attr]
 
     def check_mode(self, mode: str) -> str:
         """``mode`` if the layer has it."""

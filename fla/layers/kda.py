@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
-from fla.layers._recurrent import Mixed, RecurrentLayer, reset_decay_gate, undecayed, whole
+from fla.layers._recurrent import Mixed, RecurrentLayer, reset_decay_gate, whole
 from fla.modules.norm import FusedRMSNormGated
 from fla.ops._common.checks import ArgumentError
 from fla.ops.kda import chunk_kda, fused_recurrent_kda
@@ -42,6 +43,8 @@ class KimiDeltaAttention(RecurrentLayer):
     Raises:
         ArgumentError: heads that do not divide, a fractional head, another mode, ``safe_gate`` without a bound.
     """
+
+    undecayed: ClassVar[tuple[str, ...]] = ("A_log", "dt_bias")
 
     def __init__(
         self,
@@ -97,8 +100,8 @@ class KimiDeltaAttention(RecurrentLayer):
             nn.Linear(self.head_v_dim, num_v_heads * head_dim, bias=False),
         )
         self.b_proj = nn.Linear(hidden_size, num_v_heads, bias=False)
-        self.A_log = undecayed(num_v_heads)
-        self.dt_bias = undecayed(num_v_heads * head_dim)
+        self.A_log = nn.Parameter(torch.empty(num_v_heads, dtype=torch.float32))
+        self.dt_bias = nn.Parameter(torch.empty(num_v_heads * head_dim, dtype=torch.float32))
         self.g_proj = nn.Sequential(
             nn.Linear(hidden_size, self.head_v_dim, bias=False),
             nn.Linear(self.head_v_dim, self.value_dim, bias=True),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -38,20 +39,26 @@ class _Family(ModuleType):
 _modules = {entry.model_type: _Family(entry) for entry in FAMILIES}
 
 
+_CONFIGS = {entry.model_type: entry.names[0] for entry in FAMILIES}
+
+
+# The table of all configuration names is shared by everything in transformers, some of which expects documentation or
+# a module of transformers for each entry. So the mappings that should know our families get a table of their own.
+
+
 def _add_configs(module: ModuleType) -> None:
     mapping = module.CONFIG_MAPPING
-    for entry in FAMILIES:
-        mapping._mapping[entry.model_type] = entry.names[0]
-        mapping._modules[entry.model_type] = _modules[entry.model_type]
+    mapping._mapping = OrderedDict({**mapping._mapping, **_CONFIGS})
+    mapping._modules.update(_modules)
 
 
 def _add_models(module: ModuleType) -> None:
     for mapping, index in ((module.MODEL_FOR_CAUSAL_LM_MAPPING, 1), (module.MODEL_MAPPING, 2)):
-        for entry in FAMILIES:
-            mapping._config_mapping[entry.model_type] = entry.names[0]
-            mapping._reverse_config_mapping[entry.names[0]] = entry.model_type
-            mapping._model_mapping[entry.model_type] = entry.names[index]
-            mapping._modules[entry.model_type] = _modules[entry.model_type]
+        mapping._config_mapping = OrderedDict({**mapping._config_mapping, **_CONFIGS})
+        mapping._reverse_config_mapping.update({name: model_type for model_type, name in _CONFIGS.items()})
+        # Pipelines read this one to see which models can generate text.
+        mapping._model_mapping.update({entry.model_type: entry.names[index] for entry in FAMILIES})
+        mapping._modules.update(_modules)
 
 
 _WAITING: dict[str, Callable[[ModuleType], None]] = {

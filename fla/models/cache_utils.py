@@ -166,6 +166,12 @@ class FLACache(HFCache):
         return self.get_seq_length()
 
     @property
+    def batch_size(self) -> int:
+        """Sequences of the first layer that has a state; -1 without any."""
+        tensor = next((found for state in self if (found := first_tensor(state)) is not None), None)
+        return -1 if tensor is None else tensor.shape[0]
+
+    @property
     def is_compileable(self) -> bool:
         return False
 

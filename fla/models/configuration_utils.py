@@ -60,10 +60,8 @@ class FLAConfig(PreTrainedConfig):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # transformers 5 makes configs dataclasses and would replace an inherited constructor by a generated one.
         if "__init__" not in cls.__dict__:
-            cls.__init__ = _config_init  # type: ignore[method-assign]
+            cls.__init__ = _constructor(cls.fields)  # type: ignore[method-assign]
         super().__init_subclass__(**kwargs)
-        if cls.__dict__["__init__"] is _config_init and "__signature__" not in cls.__dict__:
-            cls.__signature__ = _signature(cls.fields)  # type: ignore[attr-defined]
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "attn" and "attn" in self.fields:
@@ -74,13 +72,20 @@ class FLAConfig(PreTrainedConfig):
 AttentionConfigBase = FLAConfig
 
 
-def _signature(fields: Mapping[str, Any]) -> inspect.Signature:
+def _constructor(fields: Mapping[str, Any]) -> Any:
+    """An ``__init__`` whose signature names the fields."""
+
+    def __init__(self: FLAConfig, *args: Any, **kwargs: Any) -> None:
+        _config_init(self, args, kwargs)
+
     Parameter = inspect.Parameter
     named = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default) for name, default in fields.items()]
-    return inspect.Signature([*named, Parameter("kwargs", Parameter.VAR_KEYWORD)])
+    ends = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD), Parameter("kwargs", Parameter.VAR_KEYWORD)
+    __init__.__signature__ = inspect.Signature([ends[0], *named, ends[1]])  # type: ignore[attr-defined]
+    return __init__
 
 
-def _config_init(self: FLAConfig, *args: Any, **kwargs: Any) -> None:
+def _config_init(self: FLAConfig, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     fields = self.fields
     if len(args) > len(fields):
         raise TypeError(f"{type(self).__name__}() takes at most {len(fields)} positional arguments, got {len(args)}.")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fla.models._compat import GenerationMixin, parameters_of
@@ -86,7 +87,12 @@ class FLAGenerationMixin(GenerationMixin):
             if next_sequence_length is None and cache_position is not None:
                 next_sequence_length = cache_position.shape[0]
             kwargs.update(next_sequence_length=next_sequence_length, is_first_iteration=is_first_iteration)
-        elif cache_position is not None:
+        else:
+            tokens = input_ids if input_ids is not None and input_ids.shape[1] else inputs_embeds
+            if cache_position is None and tokens is not None:
+                length = tokens.shape[1]
+                start = 0 if next_sequence_length is None else length - next_sequence_length
+                cache_position = torch.arange(start, length, device=tokens.device)
             kwargs["cache_position"] = cache_position
         inputs = super().prepare_inputs_for_generation(
             input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, use_cache=use_cache, **kwargs

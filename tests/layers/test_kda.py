@@ -95,9 +95,7 @@ def test_prefill_and_decoding_give_what_one_pass_gives(mode: str, length: int):
     with torch.no_grad():
         full = layer(x)[0]
         parts = [layer(x[:, :length], past_key_values=cache, use_cache=True)[0]]
-        parts += [
-            layer(x[:, t : t + 1], past_key_values=cache, use_cache=True)[0] for t in range(length, length + 3)
-        ]
+        parts += [layer(x[:, t : t + 1], past_key_values=cache, use_cache=True)[0] for t in range(length, length + 3)]
     assert_close("y", full, torch.cat(parts, 1), 1e-5)
     assert cache.get_seq_length() == length + 3
     entry = cache[0]

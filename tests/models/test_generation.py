@@ -74,7 +74,7 @@ def test_steps_of_decoding_see_the_cache(model: Any, calls: list):
 
 def test_without_a_cache(model: Any, calls: list):
     x = prompt()
-    kwargs = dict(attention_mask=torch.ones_like(x), max_new_tokens=4, do_sample=False)
+    kwargs = {"attention_mask": torch.ones_like(x), "max_new_tokens": 4, "do_sample": False}
     out = model.generate(x, use_cache=False, **kwargs)
     assert [c[1] for c in calls] == [0, 0, 0, 0]
     assert torch.equal(out, model.generate(x, **kwargs))
@@ -118,17 +118,17 @@ def test_chunked_prefill(model: Any):
 @pytest.mark.parametrize("beams", [2, 3])
 def test_beam_search_is_beam_search_without_a_cache(model: Any, beams: int):
     x = prompt()
-    kwargs = dict(attention_mask=torch.ones_like(x), max_new_tokens=6, num_beams=beams, do_sample=False)
+    kwargs = {"attention_mask": torch.ones_like(x), "max_new_tokens": 6, "num_beams": beams, "do_sample": False}
     assert torch.equal(model.generate(x, **kwargs), model.generate(x, use_cache=False, **kwargs))
 
 
 def test_sampling_is_repeatable_and_several_sequences_come_back(model: Any):
     x = prompt()
-    kwargs = dict(attention_mask=torch.ones_like(x), max_new_tokens=4, do_sample=True, num_return_sequences=3, top_k=0)
+    kwargs = {"max_new_tokens": 4, "do_sample": True, "num_return_sequences": 3, "top_k": 0}
     outs = []
     for use_cache in (True, True, False):
         torch.manual_seed(5)
-        outs.append(model.generate(x, use_cache=use_cache, **kwargs))
+        outs.append(model.generate(x, attention_mask=torch.ones_like(x), use_cache=use_cache, **kwargs))
     assert outs[0].shape == (6, 13)
     assert torch.equal(outs[0], outs[1])
     assert torch.equal(outs[0], outs[2])
@@ -230,7 +230,7 @@ def test_errors_about_the_cache_are_translated():
     try:
         with pytest.raises(AttributeError, match="not supported for Model"):
             Model("no attribute past_key_values").generate()
-        with pytest.raises(AttributeError, match="^something else$"):
+        with pytest.raises(AttributeError, match=r"^something else$"):
             Model("something else").generate()
     finally:
         FLAGenerationMixin.__mro__[1].generate = original  # type: ignore[method-assign]

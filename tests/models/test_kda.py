@@ -342,6 +342,7 @@ def test_saved_models_come_back(tied: bool, tmp_path: Path):
     assert (back.lm_head.weight is back.model.embeddings.weight) == tied
     with torch.no_grad():
         assert torch.equal(back(x).logits, model(x).logits)
+        assert back.model.layers[0].attn.A_log._no_weight_decay
         half = KDAForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
         assert half.lm_head.weight.dtype == torch.bfloat16
         assert_close("logits", model(x).logits, half(x).logits.float(), 0.1)

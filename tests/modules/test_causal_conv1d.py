@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -44,7 +46,7 @@ def test_output_state_and_gradients_match_the_token_loop(T: int, W: int, activat
         B, bounds, offsets = 2, [(0, 0, T), (1, 0, T)], None
     else:
         offsets = torch.tensor([0, 0, 1, T, T])
-        B, bounds = 1, [(0, int(a), int(b)) for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+        B, bounds = 1, [(0, int(a), int(b)) for a, b in itertools.pairwise(offsets)]
     a = inputs(B, T, 5, W, len(bounds))
     b = {name: t.detach().clone().requires_grad_() for name, t in a.items()}
     y, final = causal_conv1d(**a, output_final_state=True, activation=activation, cu_seqlens=offsets)
@@ -213,17 +215,17 @@ def test_unknown_keywords_of_forward_are_ignored():
 @pytest.mark.parametrize(
     ("kwargs", "match"),
     [
-        (dict(weight=None), "weight"),
-        (dict(weight=torch.zeros(5, 3)), "weight"),
-        (dict(bias=torch.zeros(3)), "bias"),
-        (dict(residual=torch.zeros(1, 6, 3)), "residual"),
-        (dict(activation="relu"), "activation"),
-        (dict(backend="numpy"), "backend"),
-        (dict(initial_state=torch.zeros(1, 4, 2)), "initial_state"),
-        (dict(initial_state=torch.zeros(2, 4, 3)), "initial states"),
-        (dict(cu_seqlens=torch.tensor([0, 3, 5])), "cu_seqlens"),
-        (dict(cu_seqlens=torch.tensor([0, 4, 3, 6])), "cu_seqlens"),
-        (dict(cu_seqlens=torch.tensor([0.0, 6.0])), "cu_seqlens"),
+        ({"weight": None}, "weight"),
+        ({"weight": torch.zeros(5, 3)}, "weight"),
+        ({"bias": torch.zeros(3)}, "bias"),
+        ({"residual": torch.zeros(1, 6, 3)}, "residual"),
+        ({"activation": "relu"}, "activation"),
+        ({"backend": "numpy"}, "backend"),
+        ({"initial_state": torch.zeros(1, 4, 2)}, "initial_state"),
+        ({"initial_state": torch.zeros(2, 4, 3)}, "initial states"),
+        ({"cu_seqlens": torch.tensor([0, 3, 5])}, "cu_seqlens"),
+        ({"cu_seqlens": torch.tensor([0, 4, 3, 6])}, "cu_seqlens"),
+        ({"cu_seqlens": torch.tensor([0.0, 6.0])}, "cu_seqlens"),
     ],
 )
 def test_wrong_arguments_are_named(kwargs: dict, match: str):
@@ -241,7 +243,7 @@ def test_unknown_keyword_of_the_function_is_a_type_error():
         causal_conv1d(torch.zeros(1, 6, 4), torch.zeros(4, 3), activatoin="silu")
 
 
-@pytest.mark.parametrize("kwargs", [dict(cp_context=object()), dict(seq_idx=torch.zeros(1, 6)), dict(backend="cuda")])
+@pytest.mark.parametrize("kwargs", [{"cp_context": object()}, {"seq_idx": torch.zeros(1, 6)}, {"backend": "cuda"}])
 def test_what_is_not_there_yet_says_so(kwargs: dict):
     with pytest.raises(NotImplementedError, match=next(iter(kwargs))):
         causal_conv1d(torch.zeros(1, 6, 4), torch.zeros(4, 3), **kwargs)

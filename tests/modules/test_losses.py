@@ -15,10 +15,10 @@ from fla.modules.l2warp import l2_warp
 from fla.utils import assert_close
 
 OPTIONS = [
-    dict(),
-    dict(label_smoothing=0.1),
-    dict(logit_scale=0.5, logit_softcapping=3.0),
-    dict(lse_square_scale=1e-2, label_smoothing=0.2, logit_scale=2.0),
+    {},
+    {"label_smoothing": 0.1},
+    {"logit_scale": 0.5, "logit_softcapping": 3.0},
+    {"lse_square_scale": 1e-2, "label_smoothing": 0.2, "logit_scale": 2.0},
 ]
 
 
