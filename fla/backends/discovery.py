@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pluggy
@@ -42,7 +42,6 @@ class Plugin:
     load_ms: float | None = None
     file: str | None = None
     registered: tuple[tuple[str, BaseBackend], ...] = ()
-    entry_point: Any = field(default=None, repr=False)
 
     @property
     def key(self) -> str:
@@ -158,12 +157,10 @@ class Discovery:
     # Stages
 
     def _scan(self) -> None:
-        import importlib_metadata
-
         found = [Plugin(value.partition(":")[0], value, "core", builtin=True) for value in self._builtins]
-        for plugin in found:
-            plugin.entry_point = importlib_metadata.EntryPoint(plugin.name, plugin.value, GROUP)
         try:
+            import importlib_metadata
+
             points = list(importlib_metadata.entry_points(group=GROUP))
         except Exception as error:
             settings.warn_once("scan", "entry points", f"installed plugins cannot be listed: {error!r}", RuntimeWarning)
@@ -183,11 +180,12 @@ class Discovery:
         try:
             if plugin.version is None and not plugin.builtin:
                 raise PluginError("its distribution has no metadata (METADATA is missing or has no version)")
-            module = importlib.import_module(plugin.entry_point.module)
+            where, _, attributes = plugin.value.partition("[")[0].partition(":")
+            module = importlib.import_module(where.strip())
             plugin.file = getattr(module, "__file__", None)
             _check_api_version(module)
             target = module
-            for attribute in filter(None, (plugin.entry_point.attr or "").split(".")):
+            for attribute in filter(None, attributes.strip().split(".")):
                 target = getattr(target, attribute)
             _check_api_version(target)
             plugin.state = "imported"
@@ -264,7 +262,7 @@ def _found(point: Any) -> Plugin:
     except Exception:  # metadata missing or unreadable: the folder's name has to do
         path = getattr(point.dist, "_path", None)
         distribution = None if path is None else os.path.basename(str(path)).rpartition("-")[0] or str(path)
-    return Plugin(point.name, point.value, distribution or None, version or None, entry_point=point)
+    return Plugin(point.name, point.value, distribution or None, version or None)
 
 
 def _check_api_version(target: Any) -> None:

@@ -425,8 +425,13 @@ x = torch.zeros(1, 1, 1, 8)
 """
 
 
+def child_environment(folder, **env):
+    path = os.pathsep.join(filter(None, [str(folder), os.getcwd(), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, **env}
+
+
 def run_child(site, code, **env):
-    full = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site.folder), os.getcwd()]), **env}
+    full = child_environment(site.folder, **env)
     return subprocess.run([sys.executable, "-c", code], env=full, capture_output=True, text=True, timeout=120)
 
 
@@ -477,7 +482,7 @@ def test_spawned_worker(site):
         "    with mp.get_context('spawn').Pool(1) as pool:\n"
         "        print(pool.map(work, [0])[0])\n"
     )
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site.folder), os.getcwd()])}
+    env = child_environment(site.folder)
     done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "('good', 1.0)", done.stderr
 
