@@ -26,7 +26,9 @@ def on_device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
-def _empty_result(call: ScalarCall, v: Tensor, h0: Tensor | None, shape: scalar.Shape, final: bool) -> tuple[Tensor, Any]:
+def _empty_result(
+    call: ScalarCall, v: Tensor, h0: Tensor | None, shape: scalar.Shape, final: bool
+) -> tuple[Tensor, Any]:
     if not final:
         return torch.empty_like(v), None
     size = scalar.state_shape(call, shape)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fla.backends import CallFacts, dispatch
 from fla.ops._common import checks
+from fla.ops._delta.covers import covers_chunk
 from fla.ops._delta.outputs import k_first_outputs
 from fla.ops._delta.rows import DELTA_RULE
 from fla.ops._delta.torch_chunk import chunk_delta, fitting_chunk
@@ -48,6 +49,8 @@ def _check(
     facts=CallFacts(),
     outputs=k_first_outputs,
     removed={"head_first": "head_first was removed: pass tensors as [B, T, H, D]."},
+    triton="fla.ops._delta.entry:chunk_delta_rule",
+    triton_verifier=covers_chunk,
 )
 def chunk_delta_rule(
     q: Tensor,

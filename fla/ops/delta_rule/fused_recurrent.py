@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fla.backends import CallFacts, dispatch
 from fla.ops._common.checks import ArgumentError
+from fla.ops._delta.covers import covers_recurrent_delta_rule
 from fla.ops._delta.outputs import k_first_outputs
 from fla.ops._delta.rows import DELTA_RULE
 from fla.ops._delta.torch_inputs import activate
@@ -37,7 +38,14 @@ def _check(
         raise ArgumentError(f"`scale` must be positive, got {scale}.")
 
 
-@dispatch("delta_rule", validate=_check, facts=CallFacts(), outputs=k_first_outputs)
+@dispatch(
+    "delta_rule",
+    validate=_check,
+    facts=CallFacts(),
+    outputs=k_first_outputs,
+    triton="fla.ops._delta.entry:fused_recurrent_delta_rule",
+    triton_verifier=covers_recurrent_delta_rule,
+)
 def fused_recurrent_delta_rule(
     q: Tensor,
     k: Tensor,

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fla.backends import CallFacts, dispatch
 from fla.ops._common import checks
+from fla.ops._delta.covers import covers_chunk
 from fla.ops._delta.outputs import recurrent_outputs
 from fla.ops._delta.rows import GATED_DELTA_RULE
 from fla.ops._delta.torch_chunk import chunk_delta, fitting_chunk
@@ -61,6 +62,8 @@ def _check(
     outputs=recurrent_outputs,
     renamed={"transpose_state_layout": "state_v_first"},
     removed={"head_first": "head_first was removed: pass tensors as [B, T, H, D]."},
+    triton="fla.ops._delta.entry:chunk_gated_delta_rule",
+    triton_verifier=covers_chunk,
 )
 def chunk_gated_delta_rule(
     q: Tensor,

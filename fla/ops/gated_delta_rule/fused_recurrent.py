@@ -10,6 +10,7 @@ from torch import Tensor
 from fla.backends import CallFacts, dispatch
 from fla.ops._common.checks import ArgumentError
 from fla.ops._common.gates import compute_dtype, decay_gate
+from fla.ops._delta.covers import covers_recurrent_gdn
 from fla.ops._delta.outputs import recurrent_outputs
 from fla.ops._delta.rows import GATED_DELTA_RULE, Decay, with_decay
 from fla.ops._delta.torch_inputs import activate
@@ -66,6 +67,8 @@ def _check(
     outputs=recurrent_outputs,
     renamed={"transpose_state_layout": "state_v_first"},
     removed={"head_first": "head_first was removed: pass tensors as [B, T, H, D]."},
+    triton="fla.ops._delta.entry:fused_recurrent_gated_delta_rule",
+    triton_verifier=covers_recurrent_gdn,
 )
 def fused_recurrent_gated_delta_rule(
     q: Tensor,

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fla.backends import CallFacts, dispatch
+from fla.ops._delta.covers import covers_chunk, covers_recurrent_kda
 from fla.ops._delta.outputs import recurrent_outputs
 from fla.ops._delta.rows import KDA
 from fla.ops._delta.serving import check_serving, serve
@@ -51,7 +52,16 @@ def _check(
     check_beta(use_beta_sigmoid_in_kernel, allow_neg_eigval)
 
 
-@dispatch("kda", validate=_check, facts=CallFacts(), outputs=recurrent_outputs, renamed=_RENAMED, removed=_REMOVED)
+@dispatch(
+    "kda",
+    validate=_check,
+    facts=CallFacts(),
+    outputs=recurrent_outputs,
+    renamed=_RENAMED,
+    removed=_REMOVED,
+    triton="fla.ops._delta.entry:fused_recurrent_kda",
+    triton_verifier=covers_recurrent_kda,
+)
 def fused_recurrent_kda(
     q: Tensor,
     k: Tensor,
@@ -167,6 +177,8 @@ def _check_fwd(
     renamed=_RENAMED,
     removed=_REMOVED,
     inplace=True,
+    triton="fla.ops._delta.entry:fused_recurrent_kda_fwd",
+    triton_verifier=covers_chunk,
 )
 def fused_recurrent_kda_fwd(
     q: Tensor,

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: MIT
+"""Which calls the Triton kernels of the delta family cover. Needs no triton; the rest of a call runs in PyTorch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fla.backends import needs_backward
+
+MAX_HEAD_DIM = 256
+
+Answer = tuple[bool, str | None]
+
+
+def covers_chunk(q: Tensor, v: Tensor) -> Answer:
+    """Verifier of the chunked ops."""
+    if q.dtype == torch.float64:
+        return False, "the Triton kernels compute in float32, float64 runs in PyTorch"
+    if max(q.shape[-1], v.shape[-1]) > MAX_HEAD_DIM:
+        return False, f"the Triton kernels take K and V up to {MAX_HEAD_DIM}, got {q.shape[-1]} and {v.shape[-1]}"
+    return True, None
+
+
+def covers_recurrent_gdn(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    gk: Tensor | None,
+    gv: Tensor | None,
+    beta: Tensor | None,
+    initial_state: Tensor | None,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+) -> Answer:
+    """Verifier of ``fused_recurrent_gated_delta_rule``: its backward is that of the chunk kernels."""
+    if needs_backward((q, k, v, g, gk, gv, beta, initial_state, A_log, dt_bias)) and (
+        gk is not None or gv is not None or beta is None or beta.dim() == 4
+    ):
+        return False, "the Triton backward takes a scalar decay and one beta per head"
+    return covers_chunk(q, v)
+
+
+def covers_recurrent_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, initial_state: Tensor | None
+) -> Answer:
+    """Verifier of ``fused_recurrent_delta_rule``."""
+    return covers_recurrent_gdn(q, k, v, None, None, None, beta, initial_state, None, None)
+
+
+def covers_recurrent_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    initial_state: Tensor | None,
+) -> Answer:
+    """Verifier of ``fused_recurrent_kda``, whose kernel has no backward."""
+    if needs_backward((q, k, v, g, beta, A_log, dt_bias, initial_state)):
+        return False, "the Triton decode kernel has no backward"
+    return covers_chunk(q, v)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: MIT
+"""Host side of the token-by-token kernel: one launch, no synchronisation, safe under CUDA graph capture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fla.ops._common.policy import Chip, Launch, chip_of, pow2
+from fla.ops._delta.autograd import on_device
+from fla.ops._delta.kernels import decode as kernel
+from fla.ops._delta.kernels.decode import delta_recurrent
+
+
+@dataclass(frozen=True)
+class Gates:
+    """How a call's gates are computed; ``lower_bound`` and ``A_log`` as in `fused_recurrent_kda`."""
+
+    in_kernel: bool = False
+    vector: bool = False  # the gate is that of gk, not of g
+    A_log: Tensor | None = None
+    dt_bias: Tensor | None = None
+    lower_bound: float | None = None
+    beta_scale: float = 0.0  # 0: beta as it is; else beta_scale * sigmoid(beta)
+
+    def kind(self, given: bool, vector: bool) -> int:
+        """What the kernel does with the decay of that kind."""
+        if not given:
+            return kernel.NO_GATE
+        if not self.in_kernel or vector != self.vector:
+            return kernel.LOG_DECAY
+        return kernel.SOFTPLUS if self.lower_bound is None else kernel.BOUNDED
+
+
+@dataclass(frozen=True)
+class Pool:
+    """States in a pool: ``index`` `[N]` or `[N, columns]` slots, ``accepted`` `[N]` or None."""
+
+    index: Tensor
+    accepted: Tensor | None
+
+
+def decode_launch(chip: Chip, K: int) -> tuple[int, Launch]:
+    """Columns of V in a program and its compiler options: 16 KB of state in flight a program."""
+    return max(16, min(32, 4096 // pow2(K))), Launch(4 if pow2(K) >= 64 else 2)
+
+
+def _dense(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
+
+
+def recurrent(
+    q: Tensor, k: Tensor, v: Tensor, *, g: Tensor | None = None, gk: Tensor | None = None, gv: Tensor | None = None,
+    beta: Tensor | None = None, gates: Gates | None = None, scale: float | None = None, state: Tensor | None = None,
+    norm: bool = False, v_first: bool = False, cu_seqlens: Tensor | None = None, out: Tensor | None = None,
+    final: bool = False, in_place: bool = False, pool: Pool | None = None, launch: tuple[int, Launch] | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Outputs `[B, T, HV, V]` in v's dtype and the states asked for, as `fused_recurrent_kda_fwd` describes them.
+
+    ``g`` `[B, T, HV]`, ``gk`` `[B, T, HV, K]`, ``gv`` `[B, T, HV, V]`: log decays, which multiply.
+    """
+    gates = gates or Gates()
+    B, T, H, K = k.shape
+    HV, V = v.shape[2:]
+    N = B if cu_seqlens is None else cu_seqlens.numel() - 1
+    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    g, gk, gv, beta, A_log, dt_bias = (_dense(x) for x in (g, gk, gv, beta, gates.A_log, gates.dt_bias))
+    if out is None:
+        # Rows of skipped sequences are zero.
+        out = torch.empty_like(v) if pool is None else torch.zeros_like(v)
+    target = out if out.is_contiguous() else torch.empty_like(v)
+    if target is not out and pool is not None:
+        target.copy_(out)
+    shape = (V, K) if v_first else (K, V)
+    ht: Tensor | None = None
+    keep = kernel.KEEP_NONE
+    if in_place:
+        assert state is not None
+        ht, keep = state, kernel.KEEP_FINAL if pool is None else kernel.KEEP_SLOTS
+    elif final and pool is None:
+        ht, keep = torch.empty((N, HV, *shape), dtype=torch.float32, device=v.device), kernel.KEEP_FINAL
+    elif final:
+        ht, keep = torch.zeros((B * T, HV, *shape), dtype=torch.float32, device=v.device), kernel.KEEP_TOKENS
+    h0 = state
+    if state is not None and not state[0:1].is_contiguous():
+        # Only the first stride may be anything.
+        h0 = state.contiguous()
+        ht = h0 if in_place else ht
+    if N > 0 and HV > 0 and V > 0:
+        bv, options = decode_launch(chip_of(v.device), K) if launch is None else launch
+        index = v if pool is None else pool.index
+        if pool is not None and pool.index.dim() == 2 and pool.index.shape[1] > 0 and pool.index.stride(1) != 1:
+            index = pool.index.contiguous()
+        two = pool is not None and index.dim() == 2
+        with on_device(v):
+            delta_recurrent[(-(-V // bv) * HV * N,)](
+                q, k, v, v if g is None else g, v if gk is None else gk, v if gv is None else gv,
+                v if beta is None else beta, v if A_log is None else A_log, v if dt_bias is None else dt_bias,
+                v if h0 is None else h0, v if ht is None else ht, target, v if cu_seqlens is None else cu_seqlens, index,
+                index if pool is None or pool.accepted is None else pool.accepted, T, H, HV,
+                K**-0.5 if scale is None else scale, gates.beta_scale,
+                0.0 if gates.lower_bound is None else gates.lower_bound, index.shape[1] if two else 0,
+                0 if h0 is None else h0.shape[0], HV * K * V if h0 is None else h0.stride(0), HV * K * V if ht is None else ht.stride(0),
+                0 if pool is None else index.stride(0),
+                K=K, V=V, BK=pow2(K), BV=bv, NORM=norm, GATE=gates.kind(g is not None, False),
+                VGATE=gates.kind(gk is not None, True), HAS_GV=gv is not None, BETA=0 if beta is None else beta.dim() - 2,
+                SIGMOID=gates.beta_scale > 0, HAS_A=gates.in_kernel and A_log is not None, BIAS=dt_bias is not None,
+                VFIRST=v_first, VARLEN=cu_seqlens is not None, HAS_H0=h0 is not None,
+                POOL=0 if pool is None else index.dim(), ACCEPTED=pool is not None and pool.accepted is not None,
+                KEEP=keep, **options.options(chip_of(v.device)),
+            )  # fmt: skip
+    if target is not out:
+        out.copy_(target)
+    if in_place:
+        assert state is not None
+        if h0 is not state:
+            state.copy_(h0)  # type: ignore[arg-type]
+        ht = state
+    return out, ht

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: MIT
+"""The delta rule token by token: norms, gates, state update and output of a token in one launch.
+
+One program a block of V, value head and sequence; the state stays in registers in fp32. Its tile lies as the caller's
+layout does, [K, BV] or [BV, K], so that the state, which is nearly all the traffic, is read and written in whole lines.
+"""
+
+import triton
+import triton.language as tl
+
+from fla.ops._common.kernels import NORM_EPS, softplus
+
+# Gate kinds, for the scalar and the vector decay: absent, the log decay itself, softplus gate, gate with a lower bound.
+NO_GATE = 0
+LOG_DECAY = 1
+SOFTPLUS = 2
+BOUNDED = 3
+# Where states go: nowhere, one final state a sequence, slots of the pool, one state a token.
+KEEP_NONE = 0
+KEEP_FINAL = 1
+KEEP_SLOTS = 2
+KEEP_TOKENS = 3
+
+
+@triton.jit
+def _gate(x, a, lower, KIND: tl.constexpr):
+    """Log decay of the gate's input ``x`` (bias added) for the rate ``a = e^A_log``."""
+    if KIND == 2:
+        return -a * softplus(x)
+    elif KIND == 3:
+        return lower * tl.sigmoid(a * x)
+    else:
+        return x
+
+
+@triton.jit(do_not_specialize=["T", "H", "HV", "columns", "slots", "slot_stride", "ht_stride", "index_stride"])
+def delta_recurrent(
+    q, k, v, g, gk, gv, beta, A_log, dt_bias, h0, ht, o, cu, index, accepted, T, H, HV, scale, beta_scale, lower, columns,
+    slots, slot_stride, ht_stride, index_stride,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr,
+    VGATE: tl.constexpr, HAS_GV: tl.constexpr, BETA: tl.constexpr, SIGMOID: tl.constexpr, HAS_A: tl.constexpr,
+    BIAS: tl.constexpr, VFIRST: tl.constexpr, VARLEN: tl.constexpr, HAS_H0: tl.constexpr, POOL: tl.constexpr,
+    ACCEPTED: tl.constexpr, KEEP: tl.constexpr,
+):  # fmt: skip
+    """BETA: 0 ones, 1 a number per head, 2 one per value channel. POOL: 0 states in sequence order, 1 a slot a sequence,
+    2 ``columns`` slots a sequence, one a token; with ACCEPTED it starts from slot ``accepted - 1``, else from slot 0.
+    """
+    NV: tl.constexpr = (V + BV - 1) // BV
+    KA: tl.constexpr = 1 if VFIRST else 0
+    VA: tl.constexpr = 1 - KA
+    pid = tl.program_id(0)
+    v0 = (pid % NV) * BV
+    h = (pid // NV) % HV
+    n = pid // (NV * HV)
+    hk = h // (HV // H)
+    if VARLEN:
+        bos = tl.load(cu + n).to(tl.int64)
+        length = tl.load(cu + n + 1).to(tl.int64) - bos
+        # An offset past the end must not read or write outside.
+        length = tl.minimum(length, T - bos)
+    else:
+        bos = n.to(tl.int64) * T
+        length = bos * 0 + T
+    ck = tl.arange(0, BK)
+    cv = v0 + tl.arange(0, BV)
+    mk = ck < K
+    mv = cv < V
+    if VFIRST:
+        so = cv[:, None] * K + ck[None, :]
+    else:
+        so = ck[:, None] * V + cv[None, :]
+    sm = tl.expand_dims(mv, KA) & tl.expand_dims(mk, VA)
+    start = n.to(tl.int64)
+    if POOL:
+        column = start * 0
+        if POOL == 2:
+            if ACCEPTED:
+                column = tl.load(accepted + n).to(tl.int64) - 1
+                if (column < 0) | (column >= columns):
+                    return
+        start = tl.load(index + n.to(tl.int64) * index_stride + column).to(tl.int64)
+        if (start < 0) | (start >= slots):
+            return
+    if HAS_H0:
+        S = tl.load(h0 + start * slot_stride + h.to(tl.int64) * (K * V) + so, mask=sm, other=0.0).to(tl.float32)
+    else:
+        S = tl.zeros((BV, BK) if VFIRST else (BK, BV), tl.float32)
+    if HAS_A:
+        a = tl.exp(tl.load(A_log + h).to(tl.float32))
+    else:
+        a = 1.0
+    for t in range(0, length):
+        rk = ((bos + t) * H + hk) * K
+        rv = (bos + t) * HV + h
+        kt = tl.load(k + rk + ck, mask=mk, other=0.0).to(tl.float32)
+        qt = tl.load(q + rk + ck, mask=mk, other=0.0).to(tl.float32)
+        vt = tl.load(v + rv * V + cv, mask=mv, other=0.0).to(tl.float32)
+        if NORM:
+            kt *= tl.rsqrt(tl.sum(kt * kt, 0) + NORM_EPS)
+            qt *= tl.rsqrt(tl.sum(qt * qt, 0) + NORM_EPS)
+        qt *= scale
+        if GATE > 0:
+            x = tl.load(g + rv).to(tl.float32)
+            if BIAS and GATE > 1:
+                x += tl.load(dt_bias + h).to(tl.float32)
+            S *= tl.exp(_gate(x, a, lower, GATE))
+        if VGATE > 0:
+            x = tl.load(gk + rv * K + ck, mask=mk, other=0.0).to(tl.float32)
+            if BIAS and VGATE > 1:
+                x += tl.load(dt_bias + h * K + ck, mask=mk, other=0.0).to(tl.float32)
+            S *= tl.expand_dims(tl.exp(_gate(x, a, lower, VGATE)), VA)
+        if HAS_GV:
+            S *= tl.expand_dims(tl.exp(tl.load(gv + rv * V + cv, mask=mv, other=0.0).to(tl.float32)), KA)
+        u = vt - tl.sum(S * tl.expand_dims(kt, VA), KA)
+        if BETA == 1:
+            bt = tl.load(beta + rv).to(tl.float32)
+            if SIGMOID:
+                bt = tl.sigmoid(bt) * beta_scale
+            u *= bt
+        if BETA == 2:
+            bv = tl.load(beta + rv * V + cv, mask=mv, other=0.0).to(tl.float32)
+            if SIGMOID:
+                bv = tl.sigmoid(bv) * beta_scale
+            u *= bv
+        S += tl.expand_dims(kt, VA) * tl.expand_dims(u, KA)
+        ot = tl.sum(S * tl.expand_dims(qt, VA), KA)
+        tl.store(o + rv * V + cv, ot.to(o.dtype.element_ty), mask=mv)
+        if KEEP == 3:
+            tl.store(ht + rv * (K * V) + so, S.to(ht.dtype.element_ty), mask=sm)
+        if KEEP == 2 and POOL == 2:
+            if t < columns:
+                slot = tl.load(index + n.to(tl.int64) * index_stride + t).to(tl.int64)
+                if (slot >= 0) & (slot < slots):
+                    tl.store(ht + slot * ht_stride + h.to(tl.int64) * (K * V) + so, S.to(ht.dtype.element_ty), mask=sm)
+    if KEEP == 1 or (KEEP == 2 and POOL == 1):
+        if KEEP == 1 or length > 0:
+            tl.store(ht + start * ht_stride + h.to(tl.int64) * (K * V) + so, S.to(ht.dtype.element_ty), mask=sm)

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: MIT
+"""The token-by-token kernel in the interpreter against the PyTorch path of the public ops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import torch.nn.functional as F
+
+from fla.backends import use_backend
+from fla.ops._delta import entry
+from fla.ops.delta_rule import fused_recurrent_delta_rule
+from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule
+from fla.ops.kda import fused_recurrent_kda
+from fla.ops.kda.fused_recurrent import fused_recurrent_kda_fwd
+
+
+@pytest.fixture(autouse=True)
+def interpreted():
+    import triton.runtime.interpreter as interpreter
+
+    from fla.ops._delta.kernels.decode import delta_recurrent
+
+    if not isinstance(delta_recurrent, interpreter.InterpretedFunction):
+        pytest.skip("kernels were imported before TRITON_INTERPRET was set")
+
+
+def tensors(B=2, T=3, H=2, HV=4, K=20, V=12, N=None, v_first=False, seed=0):
+    gen = torch.Generator().manual_seed(seed)
+    rn = lambda *s: torch.randn(*s, generator=gen)
+    x = {"q": rn(B, T, H, K), "k": F.normalize(rn(B, T, H, K), dim=-1), "v": rn(B, T, HV, V)}
+    return x | {
+        "g": F.logsigmoid(rn(B, T, HV)), "gk": F.logsigmoid(rn(B, T, HV, K)), "gv": F.logsigmoid(rn(B, T, HV, V)),
+        "beta": rn(B, T, HV), "beta_v": rn(B, T, HV, V).sigmoid(), "A_log": rn(HV) * 0.3, "bias": rn(HV), "bias_k": rn(HV * K),
+        "h0": rn(N or B, HV, *((V, K) if v_first else (K, V))),
+    }  # fmt: skip
+
+
+def agree(ours, public, *args, **kw):
+    with torch.no_grad(), use_backend("torch"):
+        ref = public(*args, **kw)
+    with torch.no_grad():
+        got = ours(*args, **kw)
+    for a, b in zip(got, ref, strict=True):
+        if b is None:
+            assert a is None
+        else:
+            torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-5)
+            assert a.dtype == b.dtype
+
+
+@pytest.mark.parametrize("v_first", [False, True])
+@pytest.mark.parametrize("gates", [("g",), ("gk",), ("g", "gk", "gv"), ()])
+def test_gated_delta_rule_multiplies_the_decays_that_are_given(gates, v_first):
+    x = tensors(v_first=v_first)
+    agree(
+        entry.fused_recurrent_gated_delta_rule, fused_recurrent_gated_delta_rule, x["q"], x["k"], x["v"],
+        **{n: x[n] for n in gates}, beta=x["beta"].sigmoid(), initial_state=x["h0"], output_final_state=True,
+        use_qk_l2norm_in_kernel=True, state_v_first=v_first,
+    )  # fmt: skip
+
+
+def test_gated_delta_rule_gate_and_sigmoid_in_kernel():
+    x = tensors()
+    agree(
+        entry.fused_recurrent_gated_delta_rule, fused_recurrent_gated_delta_rule, x["q"], x["k"], x["v"], g=x["g"], gk=x["gk"],
+        beta=x["beta"], use_gate_in_kernel=True, A_log=x["A_log"], dt_bias=x["bias"], use_beta_sigmoid_in_kernel=True,
+        allow_neg_eigval=True, output_final_state=True, scale=0.3,
+    )  # fmt: skip
+
+
+def test_missing_beta_is_ones_for_every_value_head():
+    x = tensors()
+    agree(
+        entry.fused_recurrent_gated_delta_rule, fused_recurrent_gated_delta_rule, x["q"], x["k"], x["v"], g=x["g"],
+        output_final_state=True,
+    )  # fmt: skip
+
+
+def test_delta_rule_with_a_beta_per_value_channel():
+    x = tensors(HV=2)
+    agree(
+        entry.fused_recurrent_delta_rule, fused_recurrent_delta_rule, x["q"], x["k"], x["v"], x["beta_v"],
+        initial_state=x["h0"], output_final_state=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("lower_bound", [None, -4.0])
+@pytest.mark.parametrize("rate", [True, False])
+def test_kda_gate_in_kernel(lower_bound, rate):
+    if lower_bound is None and not rate:
+        pytest.skip("the unbounded gate needs A_log")
+    x = tensors()
+    agree(
+        entry.fused_recurrent_kda, fused_recurrent_kda, x["q"], x["k"], x["v"], x["gk"], x["beta"],
+        x["A_log"] if rate else None, x["bias_k"], use_gate_in_kernel=True, lower_bound=lower_bound,
+        use_beta_sigmoid_in_kernel=True, use_qk_l2norm_in_kernel=True, output_final_state=True,
+    )  # fmt: skip
+
+
+def test_varlen_keeps_the_state_of_an_empty_sequence():
+    x = tensors(B=1, T=7, N=4)
+    cu = torch.tensor([0, 2, 2, 6, 7])
+    agree(
+        entry.fused_recurrent_kda, fused_recurrent_kda, x["q"], x["k"], x["v"], x["gk"], x["beta_v"], initial_state=x["h0"],
+        output_final_state=True, cu_seqlens=cu,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("slots", ["one", "many", "accepted"])
+def test_serving_pool(slots, in_place):
+    x = tensors(B=3, T=1 if slots == "one" else 2, N=8)
+    index = {"one": torch.tensor([5, -1, 2]), "many": torch.tensor([[1, 2], [3, -1], [8, 0]])}.get(
+        slots, torch.tensor([[1, 2], [3, 4], [5, 0]])
+    )
+    accepted = torch.tensor([2, 1, 3]) if slots == "accepted" else None
+    results = []
+    for fn in (fused_recurrent_kda_fwd, entry.fused_recurrent_kda_fwd):
+        pool = x["h0"].clone()
+        out = torch.full_like(x["v"], 7.0)
+        with torch.no_grad(), use_backend("torch"):
+            o, s = fn(
+                x["q"], x["k"], x["v"], x["gk"], x["beta"], initial_state=pool, ssm_state_indices=index,
+                num_accepted_tokens=accepted, inplace_final_state=in_place, output_final_state=True, out=out,
+                use_beta_sigmoid_in_kernel=True,
+            )  # fmt: skip
+        results.append((o, s, pool))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-5)
+
+
+def test_serving_in_place_without_pool():
+    x = tensors()
+    results = []
+    for fn in (fused_recurrent_kda_fwd, entry.fused_recurrent_kda_fwd):
+        state = x["h0"].half()
+        with torch.no_grad(), use_backend("torch"):
+            o, s = fn(x["q"], x["k"], x["v"], x["gk"], x["beta_v"], initial_state=state)
+        assert s is state
+        results.append((o, s))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-3)
