@@ -157,7 +157,7 @@ def call(op: Callable[..., Any], **options: Any) -> Callable[[Mapping[str, Tenso
 
 def error(got: Tensor, truth: Tensor) -> float:
     """RMS error over RMS of the truth; NaN and infinities are never right."""
-    got = got.detach().double()
+    got, truth = got.detach().double(), truth.detach()
     if not got.isfinite().all():
         return float("inf")
     return float((got - truth).square().mean().sqrt() / (truth.square().mean().sqrt() + 1e-8))
