@@ -135,7 +135,8 @@ def _random_arguments(function: Callable[..., Any], name: str, case: OpCase, dty
     filled = {}
     for parameter, value in blank.items():
         if isinstance(value, Tensor):
-            value = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.dtype)
+            kind = torch.float64 if dtype == "float64" else value.dtype  # a float32 state would round its gradient
+            value = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(kind)
             if parameter == "g":
                 value = torch.nn.functional.logsigmoid(value)
             elif parameter == "beta":

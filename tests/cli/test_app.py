@@ -34,6 +34,13 @@ def test_every_command_has_help_and_json(fla_cli, command):
         assert "--json" in result.out
 
 
+@pytest.mark.parametrize("words", [("ops", "--filter", "a["), ("ops", "--static", "--filter", "(")])
+def test_a_bad_expression_exits_with_2(fla_cli, words):
+    result = fla_cli(*words)
+    assert (result.code, result.out) == (2, "")
+    assert "is not a regular expression" in result.err
+
+
 def test_unknown_command_is_a_usage_error(fla_cli):
     result = fla_cli("trian")
     assert result.code == 2

@@ -7,11 +7,11 @@ from fla.cli import _inventory
 from fla.cli._inventory import public_names, resolve, static_entries
 
 SOURCES = {
-    "ops/kda/__init__.py": '''
+    "ops/kda/__init__.py": """
 from fla.ops.kda.chunk import chunk_kda
 from .gate import gate
 __all__ = ["chunk_kda", "gate"]
-''',
+""",
     "ops/kda/chunk.py": '''
 from fla.backends import dispatch
 @dispatch("kda", validate=None, triton="fla.ops._delta.entry:chunk_kda")
@@ -25,10 +25,10 @@ def chunk_kda(q: int, k, v, scale=None, initial_state=None, *, cu_seqlens=None, 
     "ops/_delta/__init__.py": "def hidden(): ...\n",
     "ops/bad/__init__.py": "def broken(:\n",
     "layers/__init__.py": '_LAZY = {"KimiDeltaAttention": "fla.layers.kda"}\n__all__ = [*_LAZY]\n',
-    "layers/kda.py": '''
+    "layers/kda.py": """
 class KimiDeltaAttention:
     def __init__(self, hidden_size=2048, *, mode='chunk', **kwargs): ...
-''',
+""",
     "modules/__init__.py": "from fla.modules.norm import RMSNorm, _hidden\n",
     "modules/norm.py": "class RMSNorm: ...\ndef _hidden(): ...\n",
 }
