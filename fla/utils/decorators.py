@@ -57,7 +57,11 @@ def input_guard(fn: F | None = None, *, no_guard_contiguous: bool | Collection[s
 
     @functools.wraps(fn)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        first = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
+        first = None
+        for a in (*args, *kwargs.values()):  # a loop, as older Dynamos cannot trace next() with a default
+            if isinstance(a, torch.Tensor):
+                first = a
+                break
         if not all_free:
             args = tuple(
                 a.contiguous() if isinstance(a, torch.Tensor) and i not in free_places else a

@@ -8,7 +8,6 @@ import logging
 import subprocess
 import sys
 from importlib import metadata
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -185,13 +184,13 @@ def bare(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(devices.shutil, "which", lambda _: None)
     monkeypatch.setattr(metadata, "files", lambda _: [])
-    monkeypatch.setattr(devices, "Path", lambda p: Path(str(p).replace("/usr/local/cuda", "/no/such")))
+    monkeypatch.setattr(devices, "SYSTEM_CUDA", tmp_path / "none")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "nvcc").touch()
     return tmp_path
 
 
-@pytest.mark.parametrize("source", ["CUDA_HOME", "CUDA_PATH", "PATH", "wheel", "/usr/local/cuda"])
+@pytest.mark.parametrize("source", ["CUDA_HOME", "CUDA_PATH", "PATH", "wheel", "the system's folder"])
 def test_each_source_of_nvcc_suffices(bare, monkeypatch, source):
     if source.startswith("CUDA"):
         monkeypatch.setenv(source, str(bare))
@@ -200,7 +199,7 @@ def test_each_source_of_nvcc_suffices(bare, monkeypatch, source):
     elif source == "wheel":
         monkeypatch.setattr(metadata, "files", lambda _: ["nvidia/cu13/bin/nvcc"])
     else:
-        monkeypatch.setattr(devices, "Path", lambda p: Path(str(p).replace("/usr/local/cuda", str(bare))))
+        monkeypatch.setattr(devices, "SYSTEM_CUDA", bare)
     assert fla.utils.has_usable_nvcc()
 
 
@@ -220,8 +219,10 @@ def test_versions_are_compared_without_local_parts(monkeypatch):
     assert fla.utils.check_pytorch_version()
     assert fla.utils.check_pytorch_version("2.8")
     assert not fla.utils.check_pytorch_version("2.9")
+    monkeypatch.setattr(versions, "installed_version", {"transformers": versions.Version("5.2")}.get)
     assert fla.utils.check_transformers_version("4.45")
     assert not fla.utils.check_transformers_version("99")
+    assert not fla.utils.check_transformers_version("5.3")
     monkeypatch.setattr(versions, "_triton", lambda: SimpleNamespace(__version__="3.5.1+git1"))
     assert fla.utils.TRITON_ABOVE_3_4_0
     assert fla.utils.TRITON_ABOVE_3_5_1
