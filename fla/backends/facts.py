@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from fla.backends import devices
@@ -88,7 +88,10 @@ class CallFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a capability is compared with. ``gva``: value and key heads differ. ``backward``: a gradient is due."""
+    """What a capability is compared with. ``gva``: value and key heads differ. ``backward``: a gradient is due.
+
+    No capability objects to a fact that is None or False, so facts may be left out.
+    """
 
     device: Any
     dtypes: tuple[tuple[str, str], ...]
@@ -97,8 +100,15 @@ class Facts:
     gva: bool | None
     varlen: bool
     initial_state: bool
-    state_v_first: bool
+    state_v_first: bool | None
     backward: bool
+
+    def device_alone(self) -> Facts:
+        return Facts(self.device, (), None, None, None, False, False, None, False)
+
+    def cheap(self) -> Facts:
+        """What is read fast: the device, the first dtype, K and V."""
+        return replace(self.device_alone(), dtypes=self.dtypes[:1], key_dim=self.key_dim, value_dim=self.value_dim)
 
 
 @dataclass(frozen=True)
@@ -144,19 +154,12 @@ class Capability:
         reason = next(self._objections(facts), None)
         return None if reason is None else Rejection("unsupported", reason)
 
-    def refuses_device(self, device: Any) -> bool:
-        """Whether calls on ``device`` are refused whatever else they ask for."""
-        return next(self._device_objections(device), None) is not None
-
-    def _device_objections(self, device: Any) -> Iterator[str]:
-        device_type = getattr(device, "type", None)
+    def _objections(self, facts: Facts) -> Iterator[str]:
+        device_type = getattr(facts.device, "type", None)
         if self.device_types is not None and device_type is not None and device_type not in self.device_types:
             yield f"device is {device_type}, supported: {_listed(self.device_types)}"
         if self.compute_capability is not None and device_type is not None:
-            yield from devices.compute_capability_objections(device, tuple(self.compute_capability))
-
-    def _objections(self, facts: Facts) -> Iterator[str]:
-        yield from self._device_objections(facts.device)
+            yield from devices.compute_capability_objections(facts.device, tuple(self.compute_capability))
         if self.dtypes is not None:
             for name, dtype in facts.dtypes:
                 if dtype not in {str(known).removeprefix("torch.") for known in self.dtypes}:
@@ -171,7 +174,7 @@ class Capability:
         if self.initial_state is False and facts.initial_state:
             yield "an initial state is not supported"
         layout = "v_first" if facts.state_v_first else "k_first"
-        if self.state_layouts is not None and layout not in self.state_layouts:
+        if self.state_layouts is not None and facts.state_v_first is not None and layout not in self.state_layouts:
             yield f"state layout is {layout}, supported: {_listed(self.state_layouts)}"
         if self.backward is False and facts.backward:
             yield "a gradient is needed and only the forward is supported"

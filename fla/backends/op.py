@@ -28,6 +28,11 @@ _PLANS_AT_MOST = 64
 _UNKNOWN: Any = object()
 
 
+def _small(entries: dict[Any, Entry]) -> dict[Any, Entry]:
+    """``entries``, or nothing once there are too many: a program with that many signatures gains little from them."""
+    return entries if len(entries) < _ENTRIES_AT_MOST else {}
+
+
 def _given(candidate: Candidate, args: tuple[Any, ...]) -> str | None:
     """A parameter that the candidate does not take and that this call gives."""
     return next((name for i, name, default in candidate.missing if not is_default(args[i], default)), None)
@@ -94,6 +99,7 @@ class DispatchedOp:
         # Set by the wrapper's generated code.
         self.key_of: Callable[..., Any] = lambda *args: None
         self.device_of: Callable[..., Any] = lambda *args: None
+        self.cheap_of: Callable[..., Any] = lambda *args: None
         self.bind_torch: Callable[[], None] = lambda: None
         REGISTRY.add_op(self)
 
@@ -193,23 +199,25 @@ class DispatchedOp:
                 found = plan.memo[full] = Entry(self, plan, full[1], facts, training=True)
             return found
         try:
-            device = self.device_of(*args)
-            found = plan.by_device.get(device)
-            if found is None:
-                key = self.key_of(plan, *args)
-                found = plan.memo.get(key)
+            device, cheap, key = self.device_of(*args), self.cheap_of(*args), self.key_of(plan, *args)
+            found = (plan.by_device or {}).get(device) or (plan.by_cheap or {}).get(cheap) or plan.memo.get(key)
         except (AttributeError, TypeError, IndexError):
-            device = key = None
-            found = None
-        if found is None:
-            facts = self.read_facts(args, backward=needs_backward(args))
-            found = Entry(self, plan, self.full_key(args), facts)
-            if device is not None and (plan.device_only or plan.refuses_device(self, device)):
-                plan.by_device[device] = found
-            elif key is not None:
-                if len(plan.memo) >= _ENTRIES_AT_MOST:
-                    plan.memo.clear()
-                plan.memo[key] = found
+            return Entry(self, plan, None, self.read_facts(args, backward=needs_backward(args)))
+        return found or self._new_entry(plan, args, device, cheap, key)
+
+    def _new_entry(self, plan: Plan, args: tuple[Any, ...], device: Any, cheap: Any, key: Any) -> Entry:
+        """Make an entry and keep it where the least has to be read to find it again."""
+        facts = self.read_facts(args, backward=needs_backward(args))
+        full = self.full_key(args)
+        if plan.device_only or plan.settled(self, facts.device_alone()):
+            found = Entry(self, plan, full, facts if plan.device_only else facts.device_alone())
+            plan.by_device = {**(plan.by_device or {}), device: found}
+        elif plan.settled(self, facts.cheap()):
+            found = Entry(self, plan, full, facts.cheap())
+            plan.by_cheap = {**_small(plan.by_cheap or {}), cheap: found}
+        else:
+            found = Entry(self, plan, full, facts)
+            plan.memo = {**_small(plan.memo), key: found}
         return found
 
     def read_facts(self, args: tuple[Any, ...], *, backward: bool) -> Facts:

@@ -137,6 +137,7 @@ class Plan:
     __slots__ = (
         "active",
         "backward",
+        "by_cheap",
         "by_device",
         "constant",
         "context",
@@ -167,7 +168,9 @@ class Plan:
         self.traced = bool(values.get("trace"))
         self.strict = bool(settings.get(STRICT))
         self.memo: dict[Any, Entry] = {}
-        self.by_device: dict[Any, Entry] = {}
+        # Where a part of the static signature settles it, the rest is not read. None: there is no such case so far.
+        self.by_device: dict[Any, Entry] | None = None
+        self.by_cheap: dict[Any, Entry] | None = None
         self.active: list[Candidate] = []
         self.refused: list[Verdict] = []
         self.error: BackendUnavailable | None = None
@@ -208,12 +211,12 @@ class Plan:
         """Whether entries depend on the device alone."""
         return not (self.dtypes or self.dims or self.options or self.backward or self.flags)
 
-    def refuses_device(self, op: DispatchedOp, device: Any) -> bool:
-        """Whether no candidate and no Triton path takes calls on ``device``, whatever else they ask for."""
-        capabilities = [c.row.backend.capability for c in self.active]
-        if self.flags or any(c is None or not c.refuses_device(device) for c in capabilities):
+    def settled(self, op: DispatchedOp, facts: Facts) -> bool:
+        """Whether ``facts``, which leave things out, rule out every backend, and core does not depend on the rest."""
+        if self.flags or any(_check(c.row.backend.capability, facts) is None for c in self.active):
             return False
-        return not self.triton or op.triton_path is None or op.triton_path.refuses_device(device)
+        path = op.triton_path
+        return not self.triton or path is None or path.capability is None or path.refuses(facts)
 
     def _candidates(self, op: DispatchedOp) -> None:
         pin = self.pin
@@ -258,6 +261,10 @@ def _not_registered(op: DispatchedOp, pin: Pin) -> str:
         if plugin.state == "blocked" or plugin.error is not None:
             text += f"; plugin {plugin.name} is {plugin.state}: {plugin.reason}"
     return text
+
+
+def _check(capability: Capability | None, facts: Facts) -> Rejection | None:
+    return None if capability is None else capability.check(facts)
 
 
 class AllMatters:

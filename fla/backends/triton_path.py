@@ -36,10 +36,11 @@ class TritonPath:
         self._loaded: tuple[Callable[..., Any], Callable[..., Any]] | None = None
         self._failure: Rejection | None = None
 
-    def refuses_device(self, device: Any) -> bool:
-        """Whether calls on ``device`` are refused whatever else they ask for."""
-        stated = self.capability
-        return not devices.has_triton_driver(device.type) or (stated is not None and stated.refuses_device(device))
+    def refuses(self, facts: Facts) -> bool:
+        """Whether calls of these facts are refused, whatever is not among them. Imports nothing."""
+        if not devices.has_triton_driver(getattr(facts.device, "type", None)):
+            return True
+        return self.capability is not None and self.capability.check(facts) is not None
 
     def refusal(self, facts: Facts, *, pinned: bool) -> Rejection | None:
         """Why calls of these facts cannot be taken. Pinned, tensors of the CPU can under the interpreter."""

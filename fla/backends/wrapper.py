@@ -110,7 +110,7 @@ def build(op: DispatchedOp, renamed: Mapping[str, str], removed: Mapping[str, st
     exec(compile(source, filename, "exec"), op.fn.__globals__, namespace)
     defaults = [p.default for p in op.signature.parameters.values()]
     wrapper: Any
-    wrapper, op.key_of, op.device_of, bind = namespace["_fla_make"](
+    wrapper, op.key_of, op.device_of, op.cheap_of, bind = namespace["_fla_make"](
         op,
         op.fn,
         op.validate,
@@ -207,7 +207,12 @@ def _source(op: DispatchedOp, renamed: Mapping[str, str], removed: Mapping[str, 
         "    _fla_cell[0] += 1",
         "    return _fla_result",
         "try:",
-        f"    _fla_entry = _fla_plan.by_device.get({_device_text(op)})",
+        f"    _fla_device = {_device_text(op)}",
+        "    _fla_entry = None",
+        "    if _fla_plan.by_device is not None:",
+        "        _fla_entry = _fla_plan.by_device.get(_fla_device)",
+        "    if _fla_entry is None and _fla_plan.by_cheap is not None:",
+        f"        _fla_entry = _fla_plan.by_cheap.get({_cheap_text(op)})",
         "    if _fla_entry is None:",
         f"        _fla_entry = _fla_plan.memo.get({_key_text(op)})",
         "except (AttributeError, TypeError, IndexError):  # the slow way says what is wrong, or that nothing is",
@@ -235,17 +240,22 @@ def _source(op: DispatchedOp, renamed: Mapping[str, str], removed: Mapping[str, 
             f"    def {op.name}({_parameter_text(op, renamed, removed)}):",
             *(indent + line for line in body),
             "",
-            f"    def _fla_device({in_order}):",
+            f"    def _fla_device_of({in_order}):",
             f"        return {_device_text(op)}",
             "",
-            f"    def _fla_key(_fla_plan, {in_order}):",
+            f"    def _fla_cheap_of({in_order}):",
+            f"        _fla_device = {_device_text(op)}",
+            f"        return {_cheap_text(op)}",
+            "",
+            f"    def _fla_key_of(_fla_plan, {in_order}):",
+            f"        _fla_device = {_device_text(op)}",
             f"        return {_key_text(op)}",
             "",
             "    def _fla_bind(is_compiling, compiled_call, grad):",
             "        nonlocal _fla_is_compiling, _fla_compiled_call, _fla_grad",
             "        _fla_is_compiling, _fla_compiled_call, _fla_grad = is_compiling, compiled_call, grad",
             "",
-            f"    return {op.name}, _fla_key, _fla_device, _fla_bind",
+            f"    return {op.name}, _fla_key_of, _fla_device_of, _fla_cheap_of, _fla_bind",
             "",
         ]
     )
@@ -284,10 +294,18 @@ def _device_text(op: DispatchedOp) -> str:
     return f"{op.facts.tensors[0]}.device" if op.facts.tensors else "None"
 
 
+def _cheap_text(op: DispatchedOp) -> str:
+    """See ``Facts.cheap``."""
+    facts = op.facts
+    items = ["_fla_device", *(f"{name}.dtype" for name in facts.tensors[:1])]
+    items += [f"{name}.shape[-1]" for name in dict.fromkeys((facts.key, facts.value)) if name is not None]
+    return f"({', '.join(items)},)"
+
+
 def _key_text(op: DispatchedOp) -> str:
     """The static signature: what capabilities are checked against, and the flags. ``_fla_plan`` says what matters."""
     facts = op.facts
-    items = [_device_text(op)]
+    items = ["_fla_device"]
     if facts.tensors:
         items.append(_guarded("dtypes", [f"{name}.dtype" for name in facts.tensors]))
     dims: list[str] = []

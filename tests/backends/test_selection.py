@@ -10,6 +10,7 @@ import torch
 
 from fla import settings
 from fla.backends import (
+    BackendRegistry,
     BaseBackend,
     Capability,
     DuplicateBackend,
@@ -342,15 +343,52 @@ def test_capability_is_compared_with_the_call(toy, qkv, capability, call, reason
         result = fn(q, k, v, **call)
         assert result == (("torch", 1.0) if reason else "mine")
         assert rejections() == ({"mine": ("unsupported", reason)} if reason else {})
-    # The same plan, another static signature: nothing is mixed up.
-    other = fn(*(x.half() for x in qkv))
-    assert other == (
-        ("torch", 1.0)
-        if fn.op.plan.active[0].row.backend.capability.check(
-            fn.op.read_facts((*(x.half() for x in qkv), 1.0, None, False), backward=False)
-        )
-        else "mine"
-    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("has_triton", [False, True])
+def test_remembered_verdicts_equal_fresh_ones(driver, seed, has_triton):
+    """Many calls of mixed signatures through one plan, each compared with explain, which remembers nothing."""
+    import random
+
+    choose = random.Random(seed)
+    options = {"triton": "toy_triton_path:toy"} if has_triton else {}
+    if has_triton and seed % 2:
+        options["triton_capability"] = Capability(dtypes=("float32",), varlen=False)
+    fn, operation = make_toy(**options)
+    declared = {
+        "device_types": [None, ("cuda",), ("cpu",)],
+        "dtypes": [None, ("float32",), ("float16", "float64")],
+        "head_dims": [None, ((8, 8), (4, 8)), ((128, 128),)],
+        "gva": [None, False],
+        "varlen": [None, False],
+        "state_layouts": [None, ("k_first",), ("v_first",)],
+        "backward": [None, False],
+    }
+    for number in range(choose.choice([1, 3])):
+        stated = {name: choose.choice(values) for name, values in declared.items()}
+        register(operation, backend(f"b{number}", capability=Capability(**stated) if number != 1 else None))
+        if number == 1:
+            BackendRegistry(operation).backends[1].verifier = lambda q, *a: (q.shape[1] > 5, "too short")
+    for _ in range(150):
+        K, V, heads, T = choose.choice([4, 8]), choose.choice([8, 16]), choose.choice([1, 2]), choose.choice([3, 7])
+        dtype = choose.choice([torch.float32, torch.float16, torch.float64])
+        q = torch.zeros(1, T, 2, K, dtype=dtype)
+        k = torch.zeros(1, T, 2, K, dtype=choose.choice([dtype, torch.float32]))
+        v = torch.zeros(1, T, 2 * heads, V, dtype=dtype, requires_grad=choose.random() < 0.5)
+        call = {
+            "cu_seqlens": choose.choice([None, torch.tensor([0, T])]),
+            "state_v_first": choose.choice([False, True]),
+        }
+        with torch.set_grad_enabled(choose.random() < 0.7):
+            result = fn(q, k, v, **call)
+            found = explain(fn, q, k, v, **call)
+        decision = last_decision()
+        assert decision.backend == found.chosen
+        assert (result if isinstance(result, str) else result[0]) == found.chosen
+        fresh = {x.backend: x.code for x in found.verdicts}
+        for verdict in decision.rejections:
+            assert fresh[verdict.backend] == verdict.code
 
 
 def test_gradient_is_not_needed_under_no_grad(toy, qkv):
