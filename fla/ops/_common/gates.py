@@ -20,6 +20,13 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def to_output(o: Tensor, dtype: torch.dtype) -> Tensor:
+    """``o`` in the dtype that an op returns. float16 saturates: what float32 still holds does not become infinite."""
+    if dtype == torch.float16 and o.dtype != dtype:
+        o = o.clamp(-65504.0, 65504.0)
+    return o.to(dtype)
+
+
 def without_autocast(fn: _F) -> _F:
     """Run ``fn`` with autocast off: it chooses its own precision."""
 

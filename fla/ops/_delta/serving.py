@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fla.ops._common import checks
 from fla.ops._common.checks import ArgumentError, DtypeError
-from fla.ops._common.gates import without_autocast
+from fla.ops._common.gates import to_output, without_autocast
 from fla.ops._common.varlen import ChunkPlan, host_offsets, plan_chunks
 from fla.ops._delta.rows import DeltaRow, Operands
 from fla.ops._delta.torch_recurrent import TokenSteps
@@ -190,7 +190,7 @@ def _store_outputs(
 ) -> None:
     if not outputs:
         return
-    o = plan.unpack(torch.cat(outputs).unsqueeze(1)).to(out.dtype)
+    o = to_output(plan.unpack(torch.cat(outputs).unsqueeze(1)), out.dtype)
     if live is None:
         out.copy_(o)
         return

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fla.backends import CallFacts, dispatch
 from fla.ops._common import checks
+from fla.ops._common.gates import to_output
 from fla.ops._delta.covers import covers_chunk
 from fla.ops._delta.outputs import k_first_outputs
 from fla.ops._delta.rows import DELTA_RULE
@@ -107,7 +108,7 @@ def chunk_delta_rule(
         cu_seqlens_cpu=cu_seqlens_cpu,
         chunk_size=fitting_chunk(q.shape[1], cu_seqlens, cu_seqlens_cpu),
     )
-    return o.to(q.dtype), final if output_final_state else None
+    return to_output(o, q.dtype), final if output_final_state else None
 
 
 __all__ = ["chunk_delta_rule"]

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fla.backends import CallFacts, dispatch
 from fla.ops._common.checks import ArgumentError
+from fla.ops._common.gates import to_output
 from fla.ops._delta.covers import covers_recurrent_delta_rule
 from fla.ops._delta.outputs import k_first_outputs
 from fla.ops._delta.rows import DELTA_RULE
@@ -77,7 +78,7 @@ def fused_recurrent_delta_rule(
         initial_state=initial_state,
         cu_seqlens=cu_seqlens,
     )
-    return o.to(v.dtype), final if output_final_state else None
+    return to_output(o, v.dtype), final if output_final_state else None
 
 
 __all__ = ["fused_recurrent_delta_rule"]

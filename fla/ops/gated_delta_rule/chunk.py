@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fla.backends import CallFacts, dispatch
 from fla.ops._common import checks
+from fla.ops._common.gates import to_output
 from fla.ops._delta.covers import covers_chunk
 from fla.ops._delta.outputs import recurrent_outputs
 from fla.ops._delta.rows import GATED_DELTA_RULE
@@ -155,7 +156,7 @@ def chunk_gated_delta_rule(
         cu_seqlens_cpu=cu_seqlens_cpu,
         chunk_size=fitting_chunk(q.shape[1], cu_seqlens, cu_seqlens_cpu),
     )
-    return o.to(q.dtype), final if output_final_state else None
+    return to_output(o, q.dtype), final if output_final_state else None
 
 
 chunk_gdn = chunk_gated_delta_rule

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fla.backends import CallFacts, dispatch
 from fla.ops._common.checks import ArgumentError
-from fla.ops._common.gates import compute_dtype, decay_gate
+from fla.ops._common.gates import compute_dtype, decay_gate, to_output
 from fla.ops._delta.covers import covers_recurrent_gdn
 from fla.ops._delta.outputs import recurrent_outputs
 from fla.ops._delta.rows import GATED_DELTA_RULE, Decay, with_decay
@@ -134,7 +134,7 @@ def fused_recurrent_gated_delta_rule(
         state_v_first=state_v_first,
         cu_seqlens=cu_seqlens,
     )
-    return o.to(v.dtype), final if output_final_state else None
+    return to_output(o, v.dtype), final if output_final_state else None
 
 
 fused_recurrent_gdn = fused_recurrent_gated_delta_rule

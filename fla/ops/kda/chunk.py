@@ -8,6 +8,7 @@ from torch import Tensor
 from fla.backends import CallFacts, dispatch
 from fla.ops._common import checks
 from fla.ops._common.checks import ArgumentError
+from fla.ops._common.gates import to_output
 from fla.ops._delta.outputs import chunk_outputs
 from fla.ops._delta.rows import KDA
 from fla.ops._delta.torch_chunk import chunk_delta, fitting_chunk
@@ -186,7 +187,7 @@ def chunk_kda(
         cu_seqlens_cpu=cu_seqlens_cpu,
         chunk_size=chunk_size if return_intermediate_states else fitting_chunk(q.shape[1], cu_seqlens, cu_seqlens_cpu),
     )
-    o = o.to(q.dtype)
+    o = to_output(o, q.dtype)
     last = final if output_final_state else None
     return (o, last, h.to(k.dtype)) if return_intermediate_states else (o, last)
 

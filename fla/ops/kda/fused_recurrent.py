@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fla.backends import CallFacts, dispatch
+from fla.ops._common.gates import to_output
 from fla.ops._delta.covers import covers_chunk, covers_recurrent_kda
 from fla.ops._delta.outputs import recurrent_outputs
 from fla.ops._delta.rows import KDA
@@ -117,7 +118,7 @@ def fused_recurrent_kda(
         state_v_first=state_v_first,
         cu_seqlens=cu_seqlens,
     )
-    return o.to(v.dtype), final if output_final_state else None
+    return to_output(o, v.dtype), final if output_final_state else None
 
 
 def _check_fwd(
