@@ -22,6 +22,7 @@ from fla.ops._delta.kernels.vector_math import (
     load_tile,
     log_decay,
     log_decay_grad,
+    narrow,
     one_matrix,
     split_gates,
     store_tile,
@@ -157,15 +158,17 @@ def vector_grad(
     od = tl.sum(tl.where(own, OD, 0.0), 1)
     dA = tl.where(keep, dA, 0.0)
     F = tl.where(i > j, -F, 0.0)
-    # In units of the largest, so that products with factors near 2^-116 stay inside fp32's range for any scale of loss.
+    # All gradients below are in units of the largest of these, so that products with factors near 2^-116 stay inside
+    # fp32's range whatever the scale of the loss.
     big = tl.max(tl.max(tl.maximum(tl.abs(dA), tl.abs(F)), 1), 0)
     unit = tl.where(big > 0.0, tl.exp2(tl.floor(tl.log2(big))), 1.0)
-    A = (dA * (1.0 / unit)).to(SD)
-    F = (F * (1.0 / unit)).to(SD)
+    back = 1.0 / unit
+    A = (dA * back).to(SD)
+    F = (F * back).to(SD)
     dbv = yv * tl.where(sg == 0, 1.0, 0.0)
     fq = od
     fk = 2.0 * yV - bv * yv
-    diag = (tl.sum(tl.where(i == j, A.to(tl.float32), 0.0), 1) * unit)[None, :]
+    diag = tl.sum(tl.where(i == j, A.to(tl.float32), 0.0), 1)[None, :]
     rq = tl.zeros((32,), tl.float32) + 1.0
     rk = rq
     if NORM:
@@ -192,41 +195,58 @@ def vector_grad(
         gh, gr = split_gates(gl, SD)
         es = ex2(gate_sum(gh, gr, tl.trans(tru), SD, GPREC))
         G = gate_sum(gh, gr, tl.trans(tri), SD, GPREC)
-        QS = tl.zeros((KB, 32), tl.float32)
-        YS = tl.zeros((KB, 32), tl.float32)
-        VX = tl.zeros((KB, 32), tl.float32)
-        SX = tl.zeros((KB, KB), tl.float32)
-        for b in tl.static_range(NVB):
-            if NVB > 1:
+        # Loaded here, so that each product below can start at once; products follow their first use to free registers.
+        if NVB == 1:
+            St = load_tile(states, w2 * VP, VB, c0, KP, KP, VB, KB, TMA, False, False)
+            Xt = load_tile(exits, w2 * VP, VB, c0, KP, KP, VB, KB, TMA, False, False)
+            SX = tl.dot(tl.trans(St), Xt, input_precision=PREC)
+            VX = tl.dot(tl.trans(Xt), vT, input_precision=PREC)
+        else:
+            QS = tl.zeros((KB, 32), tl.float32)
+            YS = tl.zeros((KB, 32), tl.float32)
+            VX = tl.zeros((KB, 32), tl.float32)
+            SX = tl.zeros((KB, KB), tl.float32)
+            for b in tl.static_range(NVB):
                 vT = load_tile(news, w * VP + b * VB, VB, sub * 32, 64, 64, VB, 32, TMA, False, False)
                 dot = load_tile(do, row, n, h * V + b * VB, V - b * VB, H * V, 32, VB, TMA, RD, VC)
                 yT = load_tile(ys, w * VP + b * VB, VB, sub * 32, 64, 64, VB, 32, TMA, False, False)
-            St = load_tile(states, w2 * VP + b * VB, VB, c0, KP, KP, VB, KB, TMA, False, False)
-            Xt = load_tile(exits, w2 * VP + b * VB, VB, c0, KP, KP, VB, KB, TMA, False, False)
-            SX = tl.dot(tl.trans(St), Xt, SX, input_precision=PREC)
-            QS = tl.dot(tl.trans(St), tl.trans(dot), QS, input_precision=PREC)
-            YS = tl.dot(tl.trans(St), yT, YS, input_precision=PREC)
-            VX = tl.dot(tl.trans(Xt), vT, VX, input_precision=PREC)
-        if ROWS:
-            QS = tl.where(j < n, QS, 0.0)
+                St = load_tile(states, w2 * VP + b * VB, VB, c0, KP, KP, VB, KB, TMA, False, False)
+                Xt = load_tile(exits, w2 * VP + b * VB, VB, c0, KP, KP, VB, KB, TMA, False, False)
+                SX = tl.dot(tl.trans(St), Xt, SX, input_precision=PREC)
+                QS = tl.dot(tl.trans(St), tl.trans(dot), QS, input_precision=PREC)
+                YS = tl.dot(tl.trans(St), yT, YS, input_precision=PREC)
+                VX = tl.dot(tl.trans(Xt), vT, VX, input_precision=PREC)
         ss = tl.sum(tl.where(cc[:, None] == cc[None, :], SX, 0.0), 1)
-        ss = ss * tl.load(decay + w2.to(tl.int64) * KP + c0 + cc)
+        ss = ss * back * tl.load(decay + w2.to(tl.int64) * KP + c0 + cc)
         kf = tl.trans(load_tile(k, row, n, hk * K + c0, K - c0, HK * K, 32, KB, TMA, ROWS, KC)).to(tl.float32)
-        qf = tl.trans(load_tile(q, row, n, hk * K + c0, K - c0, HK * K, 32, KB, TMA, ROWS, KC)).to(tl.float32)
         kn = kf * rk[None, :]
-        qn = qf * rq[None, :]
-        # Between the chunk and the states at its ends. hp and hs: gradients of the sums up to and after a token.
+        # hp and hs: gradients of the decay summed up to a token, and after it
+        xw = (es * back) * VX
+        xg = grad_sum(kn * xw, tru, SD, PREC, False) + ss[:, None]
         if EXACT:
-            Ed = ex2(G)
+            Ed = ex2(G) * back
         else:
             E = ex2(G + SHIFT)
             Ei = ex2((G + SHIFT) * -1.0)
-            Ed = E * UNSHIFT
+            Ed = E * (back * UNSHIFT)
+        if NVB == 1:
+            QS = tl.dot(tl.trans(St), tl.trans(dot), input_precision=PREC)
+        if ROWS:
+            QS = tl.where(j < n, QS, 0.0)
+        qf = tl.trans(load_tile(q, row, n, hk * K + c0, K - c0, HK * K, 32, KB, TMA, ROWS, KC)).to(tl.float32)
+        qn = qf * rq[None, :]
         xq = Ed * QS
-        xr = Ed * YS * -1.0
-        xw = es * VX
-        hp = qn * xq + kn * (bt * xr)
-        xg = grad_sum(kn * xw, tru, SD, PREC, False) + ss[:, None]
+        hp = qn * xq
+        if not EXACT:
+            kc = narrow(kn * Ei, SD)
+            qr = narrow(qn * E, SD)
+            p = tl.dot(kc, tl.trans(A), input_precision=PREC)
+            hp += qr.to(tl.float32) * p
+            xq += E * p
+        if NVB == 1:
+            YS = tl.dot(tl.trans(St), yT, input_precision=PREC)
+        xr = -Ed * YS
+        hp += kn * (bt * xr)
         if EXACT:
             xq += diag * kn
             xw += diag * qn
@@ -239,49 +259,46 @@ def vector_grad(
                 Fl = tl.where(pairs, F, 0.0).to(SD)
                 kk = kn * f
                 qq = qn * f
-                kb = kk.to(SD)
+                kb = narrow(kk, SD)
                 p = tl.dot(kb, tl.trans(Al), input_precision=PREC)
-                xq += (unit * f) * p
+                xq += f * p
                 hl = qq * p
                 p = tl.dot(kb, tl.trans(Fl), input_precision=PREC)
-                xr += (unit * f) * p
+                xr += f * p
                 kk = kk * bt
                 hl += kk * p
-                p = tl.dot(qq.to(SD), Al, input_precision=PREC)
-                p = tl.dot(kk.to(SD), Fl, p, input_precision=PREC)
-                xw += (unit * f) * p
+                p = tl.dot(narrow(qq, SD), Al, input_precision=PREC)
+                p = tl.dot(narrow(kk, SD), Fl, p, input_precision=PREC)
+                xw += f * p
                 hl += (kn * f) * p
-                xg += unit * grad_sum(hl, m, SD, PREC, False)
-            xg += grad_sum(hp, tri, SD, PREC, False)
-        else:
-            kc = (kn * Ei).to(SD)
-            p = tl.dot(kc, tl.trans(A), input_precision=PREC)
-            qr = (qn * E).to(SD)
-            hl = qr.to(tl.float32) * p
-            xq += unit * (E * p)
-            p = tl.dot(kc, tl.trans(F), input_precision=PREC)
-            kr = (kn * (E * bt)).to(SD)
-            hl += kr.to(tl.float32) * p
-            xr += unit * (E * p)
-            p = tl.dot(qr, A, input_precision=PREC)
-            p = tl.dot(kr, F, p, input_precision=PREC)
-            hl -= kc.to(tl.float32) * p
-            xw += unit * (Ei * p)
-            xg += grad_sum(hp + unit * hl, tri, SD, PREC, True)
-        dbv += tl.sum(kf * xr, 0) * rk
-        xq = xq * rq[None, :]
-        xk = (xr * bt + xw) * rk[None, :]
+                xg += grad_sum(hl, m, SD, PREC, False)
+        xq = xq * (rq * unit)[None, :]
         if NORM:
             xq -= qf * fq[None, :]
-            xk -= kf * fk[None, :]
         if OTMA:
             dq.store([row, h * K + c0], tl.trans(xq.to(DT)))
-            dk.store([row, h * K + c0], tl.trans(xk.to(DT)))
         else:
             xq = tl.trans(xq).to(dq.dtype.element_ty)
             store_tile(dq, xq, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
+        if not EXACT:
+            kr = narrow(kn * (E * bt), SD)
+            p = tl.dot(kc, tl.trans(F), input_precision=PREC)
+            hp += kr.to(tl.float32) * p
+            xr += E * p
+            p = tl.dot(qr, A, input_precision=PREC)
+            p = tl.dot(kr, F, p, input_precision=PREC)
+            hp -= kc.to(tl.float32) * p
+            xw += Ei * p
+        dbv += tl.sum(kf * xr, 0) * (rk * unit)
+        xk = (xr * bt + xw) * (rk * unit)[None, :]
+        if NORM:
+            xk -= kf * fk[None, :]
+        if OTMA:
+            dk.store([row, h * K + c0], tl.trans(xk.to(DT)))
+        else:
             xk = tl.trans(xk).to(dk.dtype.element_ty)
             store_tile(dk, xk, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
+        xg = (xg + grad_sum(hp, tri, SD, PREC, not EXACT)) * unit
         if GATE > 0:
             xg, xa = log_decay_grad(xg, x, rate, bias, lower, GATE)
             if RATE:

@@ -44,10 +44,21 @@ def rcp(x):
 
 
 @triton.jit
+def narrow(x, DT: tl.constexpr):
+    """fp32 to an operand type, two at a time: the compiler converts bf16 one by one where it also widens the result."""
+    if DT == tl.bfloat16 and not INTERPRET:
+        return tl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [x], dtype=tl.bfloat16, is_pure=True, pack=2
+        )
+    else:
+        return x.to(DT)
+
+
+@triton.jit
 def load_tile(
     x, r0, n, c0, cols, ld, R: tl.constexpr, W: tl.constexpr, TMA: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
 ):
-    """Tile [R, W] at (r0, c0) of a row-major matrix; rows from ``n`` (if ROWS) and columns from ``cols`` (if COLS) are 0."""
+    """Tile [R, W] at (r0, c0) of a row-major matrix; rows from ``n`` (ROWS) and columns from ``cols`` (COLS) are 0."""
     rr = tl.arange(0, R)[:, None]
     cc = tl.arange(0, W)[None, :]
     if TMA:
@@ -169,8 +180,8 @@ def split_gates(g, SD: tl.constexpr):
     if tl.float32 == SD:
         return g, g
     else:
-        hi = g.to(tl.bfloat16)
-        return hi, (g - hi.to(tl.float32)).to(tl.bfloat16)
+        hi = narrow(g, tl.bfloat16)
+        return hi, narrow(g - hi.to(tl.float32), tl.bfloat16)
 
 
 @triton.jit
@@ -189,10 +200,10 @@ def grad_sum(h, M, SD: tl.constexpr, PREC: tl.constexpr, SPLIT: tl.constexpr):
     if tl.float32 == SD:
         return tl.dot(h, M, input_precision=PREC)
     else:
-        hi = h.to(tl.bfloat16)
+        hi = narrow(h, tl.bfloat16)
         y = tl.dot(hi, M)
         if SPLIT:
-            y = tl.dot((h - hi.to(tl.float32)).to(tl.bfloat16), M, y)
+            y = tl.dot(narrow(h - hi.to(tl.float32), tl.bfloat16), M, y)
         return y
 
 
