@@ -279,7 +279,11 @@ def _run_forward(op: Any, args: tuple[Any, ...]) -> tuple[Any, Sequence[torch.Te
             f"{op.name} lets a forward save {[(tuple(t.shape), t.dtype) for t in expected]}"
         )
     candidate.cell[0] += 1
-    record.thread.decision = record.Decision(op.operation, op.name, candidate.name, False, ())
+    decision = record.Decision(op.operation, op.name, candidate.name, False)
+    record.thread.decision = decision
+    context = settings.current_context()
+    for taken in () if context is None else context.values.get("trace", ()):
+        taken.calls.append(record.Call(op.operation, op.name, record.thread.depth, decision))
     return result, saved
 
 

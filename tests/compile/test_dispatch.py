@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fla.backends import BaseBackend, dispatch, explain, last_decision, reference_only, register, use_backend
+from fla.backends import BaseBackend, dispatch, explain, last_decision, reference_only, register, trace, use_backend
 
 
 def _check(x, gain, cu_seqlens):
@@ -107,7 +107,9 @@ def test_training_runs_a_backend_with_forward_and_backward():
     register("compile_test", Times100())
     register("compile_test", Trains())
     x = x_(grad=True)
-    y = compiled(gain=2.0)(x)
+    with trace() as taken:
+        y = compiled(gain=2.0)(x)
+    assert [str(c.decision) for c in taken.calls] == ["compile_test.squared -> trains"]
     assert torch.equal(y, 200 * x * x)
     assert last_decision().backend == explain(squared, x).compiled_training == "trains"
     y.sum().backward()
