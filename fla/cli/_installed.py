@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -146,38 +145,6 @@ def _pin_of_torch(installed: dict[str, list[metadata.Distribution]]) -> Iterator
             continue
         if not need.specifier.contains(version, prereleases=True):
             yield f"torch {installed['torch'][0].version} wants triton{need.specifier}, found {version}"
-
-
-def nvcc() -> dict[str, Any]:
-    """Where an nvcc was found (`path` is `None` when nowhere). TileLang backends cannot compile without one."""
-    name = "nvcc.exe" if os.name == "nt" else "nvcc"
-    for variable in ("CUDA_HOME", "CUDA_PATH"):
-        root = os.environ.get(variable)
-        if root and (Path(root) / "bin" / name).is_file():
-            return {"path": str(Path(root) / "bin" / name), "found_by": variable}
-    on_path = shutil.which("nvcc")
-    if on_path:
-        return {"path": on_path, "found_by": "PATH"}
-    # The cu12 wheel of this name ships ptxas without nvcc, so the file itself is what counts.
-    for wheel in ("nvidia-cuda-nvcc", "nvidia-cuda-nvcc-cu12"):
-        try:
-            files = metadata.distribution(wheel).files or []
-        except metadata.PackageNotFoundError:
-            continue
-        for file in files:
-            if file.name == name and Path(str(file.locate())).is_file():
-                return {"path": str(file.locate()), "found_by": wheel}
-    if (Path("/usr/local/cuda/bin") / name).is_file():
-        return {"path": f"/usr/local/cuda/bin/{name}", "found_by": "/usr/local/cuda"}
-    return {"path": None, "found_by": None}
-
-
-def has_module(name: str) -> bool:
-    """Whether `import name` would find something, without importing it."""
-    try:
-        return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def has_program(name: str) -> bool:

@@ -104,8 +104,10 @@ def _entry(kind: str, room: str, name: str) -> Entry:
     entry.state = "initial_state" in parameters
     entry.context_parallel = "cp_context" in parameters and not _refuses_context_parallel(entry.defined_in)
     for decorator in function.decorator_list:
-        if isinstance(decorator, ast.Call) and _name_of(decorator.func) == "dispatch" and decorator.args:
-            entry.operation = _string(decorator.args[0])
+        called = _name_of(decorator.func) if isinstance(decorator, ast.Call) else ""
+        if isinstance(decorator, ast.Call) and (called == "dispatch" or called.endswith("_op")):
+            # The decorator of an engine takes a row of its table; an operation has the name of its room.
+            entry.operation = (_string(decorator.args[0]) if decorator.args else None) or room.rpartition(".")[2]
             entry.paths = ["torch"]
             if any(k.arg == "triton" and _string(k.value) for k in decorator.keywords):
                 entry.paths.append("triton")
@@ -142,6 +144,9 @@ def resolve(module: str, name: str, depth: int = 8) -> tuple[str, _Definition] |
     for node in _tree(module).body:
         if isinstance(node, _Definition) and node.name == name:
             return module, node
+        targets, value = _assignment(node)
+        if name in targets and isinstance(value, ast.Name):  # another name for the same thing
+            return resolve(module, value.id, depth - 1)
     target = _bindings(module).get(name)
     return None if target is None else resolve(*target, depth - 1)
 

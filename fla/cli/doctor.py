@@ -14,6 +14,7 @@ from typing import Any
 
 import fla
 from fla import settings
+from fla.backends import devices
 from fla.cli import _installed
 from fla.cli._output import Output, add_json_option, print_json
 from fla.cli.backends import op_modules, print_backends
@@ -65,7 +66,7 @@ def examine(args: argparse.Namespace) -> dict[str, Any]:
         "torch": None,
         "triton": None,
         "devices": [],
-        "nvcc": _installed.nvcc(),
+        "nvcc": dict(zip(("path", "found_by"), devices.find_nvcc() or (None, None), strict=True)),
         "plugins": [],
         "backends": [],
         "settings": [],

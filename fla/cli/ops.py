@@ -53,14 +53,21 @@ def _add_live_facts(entries: list[Entry]) -> None:
         import torch  # noqa: F401
     except ImportError as error:
         raise CliError(f"torch cannot be imported ({error}); `fla ops --static` works without it", FAILED) from None
-    candidates = _candidates()
+    from fla.backends import DispatchedOp
+
     for entry in entries:
         try:
             thing = getattr(importlib.import_module(entry.module), entry.name)
             entry.signature = f"{entry.name}{_bare(inspect.signature(thing))}" if entry.signature else None
+            op = getattr(thing, "op", None)
+            if isinstance(op, DispatchedOp):
+                entry.operation = op.operation
+                entry.paths = ["torch"] if op.triton_path is None else ["torch", "triton"]
         except (Exception, SystemExit) as error:
             entry.error = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        entry.backends = candidates.get(entry.operation or "", [])
+    candidates = _candidates()
+    for entry in entries:
+        entry.backends = candidates.get((entry.operation or "", entry.name), [])
 
 
 def _bare(signature: inspect.Signature) -> inspect.Signature:
@@ -69,9 +76,15 @@ def _bare(signature: inspect.Signature) -> inspect.Signature:
     return signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
 
 
-def _candidates() -> dict[str, list[str]]:
-    """Operation -> names of the registered backends, best first."""
-    return {}
+def _candidates() -> dict[tuple[str, str], list[str]]:
+    """(operation, function) -> names of the backends registered for it, in the order in which they are asked."""
+    from fla import backends
+
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in backends.list_backends():
+        for function in row["functions"]:
+            found.setdefault((row["operation"], function), []).append(row["backend"])
+    return found
 
 
 def _table(entries: list[Entry], signatures: bool) -> tuple[list[str], list[list[Any]]]:

@@ -101,21 +101,3 @@ def test_a_triton_that_torch_does_not_want_is_named(site):
     install(site, "torch", "2.11.0", 'Requires-Dist: triton==3.6.0; platform_system == "Linux"')
     install(site, "triton", "3.7.1")
     assert look(site)[1] == ["torch 2.11.0 wants triton==3.6.0, found 3.7.1"]
-
-
-def test_nvcc_is_found_in_the_order_of_the_probe(tmp_path, monkeypatch):
-    for variable in ("CUDA_HOME", "CUDA_PATH"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert _installed.nvcc()["found_by"] in (None, "/usr/local/cuda", "nvidia-cuda-nvcc", "nvidia-cuda-nvcc-cu12")
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "nvcc").write_text("#!/bin/sh\n")
-    (tmp_path / "bin" / "nvcc").chmod(0o755)
-    assert _installed.nvcc() == {"path": str(tmp_path / "bin" / "nvcc"), "found_by": "PATH"}
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    assert _installed.nvcc()["found_by"] == "CUDA_HOME"
-
-
-def test_modules_are_looked_for_without_being_imported():
-    assert _installed.has_module("fla.cli")
-    assert not _installed.has_module("no_such_package_at_all.inside")

@@ -10,7 +10,8 @@ SOURCES = {
     "ops/kda/__init__.py": """
 from fla.ops.kda.chunk import chunk_kda
 from .gate import gate
-__all__ = ["chunk_kda", "gate"]
+chunk_other = chunk_kda
+__all__ = ["chunk_kda", "chunk_other", "gate"]
 """,
     "ops/kda/chunk.py": '''
 from fla.backends import dispatch
@@ -58,9 +59,15 @@ def test_an_op_is_followed_to_its_definition(package):
     assert (entry.varlen, entry.state, entry.context_parallel) == (True, True, False)
 
 
+def test_another_name_for_an_op_has_the_same_facts(package):
+    first, second = (next(e for e in static_entries(("ops",)) if e.name == n) for n in ("chunk_kda", "chunk_other"))
+    assert second.operation == first.operation == "kda"
+    assert second.varlen
+
+
 def test_engines_are_not_ops_and_a_broken_module_is_listed_not_fatal(package):
     entries = static_entries(("ops",))
-    assert {e.name for e in entries} == {"chunk_kda", "gate", "*"}
+    assert {e.name for e in entries} == {"chunk_kda", "chunk_other", "gate", "*"}
     broken = next(e for e in entries if e.name == "*")
     assert broken.module == "fla.ops.bad"
     assert "SyntaxError" in (broken.error or "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 import importlib
 import inspect
 
+from fla.backends import BackendRegistry, BaseBackend
 from fla.cli._inventory import static_entries
 
 
@@ -77,3 +78,20 @@ def test_a_broken_module_is_listed_with_its_error(fla_cli, monkeypatch):
     rows = fla_cli("ops", "--json").json
     assert {r["error"] for r in rows if r["module"] == "fla.ops.gla"} == {"RuntimeError: half installed"}
     assert all(r["error"] is None for r in rows if r["module"] == "fla.ops.kda")
+
+
+def test_backends_that_can_take_an_op_over_are_named(fla_cli):
+    class Mine(BaseBackend):
+        backend_type = "mine"
+
+        def chunk_gla(self, q, k, v, g):
+            raise NotImplementedError
+
+    registry = BackendRegistry("gla")
+    registry.register(Mine())
+    try:
+        rows = {row["name"]: row["backends"] for row in fla_cli("ops", "--filter", r"ops\.gla\.", "--json").json}
+    finally:
+        registry.unregister("mine")
+    assert rows["chunk_gla"] == ["mine"]
+    assert rows["fused_recurrent_gla"] == []
