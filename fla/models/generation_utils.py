@@ -45,6 +45,31 @@ def renamed_keyword(kwargs: dict[str, Any], old: str, new: str, value: Any, unse
     return given
 
 
+def _positions(
+    input_ids: Tensor | None, inputs_embeds: Tensor | None, count: int | None, given: Tensor | None
+) -> Tensor | None:
+    """Positions of the new tokens, which transformers 4 slices by."""
+    tokens = input_ids if input_ids is not None and input_ids.shape[1] else inputs_embeds
+    if given is not None or tokens is None:
+        return given
+    length = tokens.shape[1]
+    return torch.arange(0 if count is None else length - count, length, device=tokens.device)
+
+
+def _prepare_inputs(
+    input_ids: Tensor, *, cache_position: Tensor, inputs_embeds: Tensor | None, past_key_values: Any, **kwargs: Any
+) -> dict[str, Any]:
+    """What :meth:`GenerationMixin.prepare_inputs_for_generation` does in later versions."""
+    new = cache_position.shape[0]
+    if inputs_embeds is not None and input_ids.shape[1] < new:
+        inputs: dict[str, Any] = {"inputs_embeds": inputs_embeds}
+        if input_ids.shape[1]:  # without a cache, the tokens generated so far follow the prompt
+            raise NotImplementedError("`inputs_embeds` without a cache needs transformers 4.46 or newer.")
+    else:
+        inputs = {"input_ids": input_ids[:, -new:].contiguous()}
+    return {**inputs, "past_key_values": past_key_values, **kwargs}
+
+
 class FLAGenerationMixin(GenerationMixin):
     """Generation for models that create their own cache."""
 
@@ -81,20 +106,18 @@ class FLAGenerationMixin(GenerationMixin):
         logits_to_keep = renamed_keyword(kwargs, "num_logits_to_keep", "logits_to_keep", logits_to_keep, None)
         if logits_to_keep is not None:
             kwargs["logits_to_keep"] = logits_to_keep
-        parent = parameters_of(super().prepare_inputs_for_generation)
-        kwargs["cache" if "cache" in parent else "past_key_values"] = past_key_values
-        if "next_sequence_length" in parent:
+        parent = super().prepare_inputs_for_generation
+        dialect = parameters_of(parent)
+        kwargs["cache" if "cache" in dialect else "past_key_values"] = past_key_values
+        if "next_sequence_length" in dialect:
             if next_sequence_length is None and cache_position is not None:
                 next_sequence_length = cache_position.shape[0]
             kwargs.update(next_sequence_length=next_sequence_length, is_first_iteration=is_first_iteration)
         else:
-            tokens = input_ids if input_ids is not None and input_ids.shape[1] else inputs_embeds
-            if cache_position is None and tokens is not None:
-                length = tokens.shape[1]
-                start = 0 if next_sequence_length is None else length - next_sequence_length
-                cache_position = torch.arange(start, length, device=tokens.device)
-            kwargs["cache_position"] = cache_position
-        inputs = super().prepare_inputs_for_generation(
+            kwargs["cache_position"] = _positions(input_ids, inputs_embeds, next_sequence_length, cache_position)
+            if "inputs_embeds" not in dialect:  # transformers 4.45 left it to every model
+                parent = _prepare_inputs
+        inputs = parent(
             input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, use_cache=use_cache, **kwargs
         )
         inputs.pop("cache_position", None)

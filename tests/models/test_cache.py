@@ -249,7 +249,6 @@ def test_transformers_sees_a_cache():
     assert isinstance(LegacyFLACache(), transformers.Cache)
     assert cache.get_max_length() == cache.get_max_cache_shape() == -1
     assert not cache.is_compileable
-    assert list(cache.is_sliding) == [False, False]
     assert cache.has_previous_state(0)
     assert not cache.has_previous_state(5)
     assert torch.equal(cache.get_recurrent_state(1), cache[1]["recurrent_state"])

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
+from packaging.version import Version
 from torch import Tensor, nn
 
 from fla.models import KDAConfig, KDAForCausalLM, KDAModel
@@ -27,6 +29,10 @@ TINY = {
     "hidden_ratio": 2,
     "intermediate_size": 40,
 }
+
+
+# 4.56 renamed it.
+DTYPE = "dtype" if Version(transformers.__version__) >= Version("4.56") else "torch_dtype"
 
 
 def make(**kwargs: Any) -> Any:
@@ -343,7 +349,7 @@ def test_saved_models_come_back(tied: bool, tmp_path: Path):
     with torch.no_grad():
         assert torch.equal(back(x).logits, model(x).logits)
         assert back.model.layers[0].attn.A_log._no_weight_decay
-        half = KDAForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+        half = KDAForCausalLM.from_pretrained(tmp_path, **{DTYPE: torch.bfloat16}).eval()
         assert half.lm_head.weight.dtype == torch.bfloat16
         assert_close("logits", model(x).logits, half(x).logits.float(), 0.1)
     assert torch.equal(KDAModel.from_pretrained(tmp_path).norm.weight, model.model.norm.weight)
