@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """What discovery costs beside a bare ``importlib_metadata.entry_points(group=...)``, with 400 distributions installed.
 
-The distributions are dist-info folders made for the occasion; one of them is a plugin, which discovery loads. Both sides
-forget what they have cached before each round. Exits with 1 when the ratio is above 1.5.
+The distributions are dist-info folders made for the occasion; one of them is a plugin, which discovery loads. Both
+sides forget what they have cached before each round. Exits with 1 when the ratio is above 1.5.
 
     python benchmarks/discovery.py [--json] [--distributions 400]
 """

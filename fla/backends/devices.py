@@ -53,6 +53,11 @@ def triton_possible() -> bool:
     return bool(accelerators()) and has_module("triton")
 
 
+def triton_devices() -> list[str]:
+    """torch device types that Triton may drive here; a driver that nobody has asked so far counts."""
+    return [name for name in accelerators() if has_module("triton") and _drivers.get(name, True)]
+
+
 def has_triton_driver(device_type: str | None) -> bool:
     """Whether Triton drives tensors of a device type. The first question about an accelerator asks its driver."""
     if device_type not in accelerators() or not has_module("triton"):
@@ -107,7 +112,11 @@ def compute_capability_objections(device: Any, least: tuple[int, ...]) -> Iterat
         # Asked about a machine other than this one (explain with fake tensors).
         yield f"no CUDA device is here to read the compute capability of, needed: {wanted}"
     elif torch is not None:
-        found = tuple(torch.cuda.get_device_capability(device))
+        try:
+            found = tuple(torch.cuda.get_device_capability(device))
+        except Exception:  # a fake tensor on a device that this machine lacks
+            yield f"the compute capability of {device} cannot be read here, needed: {wanted}"
+            return
         if found < least:
             yield f"compute capability is {'.'.join(map(str, found))}, needed: {wanted}"
 

@@ -235,7 +235,7 @@ def report() -> dict[str, Any]:
         "platform": platform.platform(),
         "torch": getattr(torch, "__version__", None),
         "triton": getattr(sys.modules.get("triton"), "__version__", None),
-        "accelerators": list(devices.accelerators()),
+        "triton_devices": devices.triton_devices(),
         "settings": settings.describe(),
         "unrecognised": settings.unrecognised(),
         "plugins": list_plugins(),

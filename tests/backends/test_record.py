@@ -172,6 +172,20 @@ def test_explain_works_on_meta_tensors(toy):
     assert explain(fn, q, q, q).facts.device.type in ("cpu", "cuda", "xpu", "npu")
 
 
+def test_explain_works_on_fake_tensors_of_a_device_that_is_not_here(toy):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    fn, operation = toy
+    register(operation, backend("mine", capability=Capability(device_types=("cuda",), compute_capability=(9, 0))))
+    register(operation, backend("other", capability=Capability(device_types=("cuda",), dtypes=("float16",))))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        q = torch.empty(1, 4, 2, 8, device="cuda", dtype=torch.float16)
+    found = explain(fn, q, q, q)
+    assert found.facts.device.type == "cuda"
+    assert found.verdict("other").accepted
+    assert found.verdict("mine").accepted or "compute capability" in found.verdict("mine").reason
+
+
 def test_explain_says_which_backend_trains_under_compile(toy, qkv):
     fn, operation = toy
     register(
