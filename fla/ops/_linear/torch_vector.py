@@ -55,6 +55,11 @@ def _apply(a: Tensor, x: Tensor) -> Tensor:
     return torch.bmm(a, x)
 
 
+def _products(x: Tensor, y: Tensor) -> Tensor:
+    """Batched product of rows with rows."""
+    return (x * y).sum(-1, keepdim=True) if x.shape[1] == 1 else torch.bmm(x, y.mT)
+
+
 class _Decays:
     """Decays of one gate ``[n, C, D]`` at the current level `s`, in blocks of `s` rows.
 
@@ -62,8 +67,9 @@ class _Decays:
     end.
     """
 
-    def __init__(self, gate: Tensor) -> None:
-        self.start = gate.exp()
+    def __init__(self, gate: Tensor, out: Tensor | None = None) -> None:
+        """`gate` are log decays; `out` is where ``start`` shall lie, or None for new memory."""
+        self.start = torch.exp(gate, out=out)
         self.end = torch.ones_like(self.start)
 
     def halves(self, s: int) -> tuple[Tensor, Tensor]:
@@ -90,6 +96,19 @@ class _LogGradient:
         start[:, 1, -1] += end[:, 0].sum(-2)
         start[:, 1] += second
         end[:, 0] += first
+
+
+def _start(decays: _Decays | None) -> Tensor | None:
+    return None if decays is None else decays.start
+
+
+def _end(decays: _Decays | None) -> Tensor | None:
+    return None if decays is None else decays.end
+
+
+def _decays(gate: Tensor | None, part: slice, out: Tensor | None = None) -> _Decays | None:
+    """Decays of the chunks `part` of a gate ``[M, H, C, D]``, with ``start`` in the same rows of `out`."""
+    return None if gate is None else _Decays(gate.flatten(0, 1)[part], None if out is None else out[part])
 
 
 def _levels(C: int) -> list[int]:
@@ -120,7 +139,7 @@ def _inside(
         torch.mul(diagonal.unsqueeze(-1), v, out=o)
     for s in _levels(q.shape[1]):
         to_k, to_q = _half(gk, s)
-        scores = torch.bmm(_scaled(_halves(q, s)[:, 1], to_q), _scaled(_halves(k, s)[:, 0], to_k).mT)
+        scores = _products(_scaled(_halves(q, s)[:, 1], to_q), _scaled(_halves(k, s)[:, 0], to_k))
         if A is not None:
             _blocks(A, s).copy_(scores.view(q.shape[0], -1, s, s).permute(0, 2, 3, 1))
         else:
@@ -141,6 +160,10 @@ class _Grads(NamedTuple):
     gk: Tensor | None
     gv: Tensor | None
 
+    def rows(self, part: slice) -> _Grads:
+        gk, gv = (None if x is None else x[part] for x in (self.gk, self.gv))
+        return _Grads(self.q[part], self.k[part], self.v[part], gk, gv)
+
 
 class _Level(NamedTuple):
     """What one level contributes to the log gates: (first halves, second halves) of the key and of the value gate."""
@@ -151,16 +174,23 @@ class _Level(NamedTuple):
 
 
 def _inside_backward(
-    q: Tensor, k: Tensor, v: Tensor, do: Tensor, gk: _Decays | None, gv: _Decays | None, A: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, list[_Level]]:
-    """dq, dk, dv of the part inside chunks, and the levels' contributions to the gates; doubles the decays."""
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    do: Tensor,
+    gk: _Decays | None,
+    gv: _Decays | None,
+    A: Tensor | None,
+    out: _Grads,
+) -> list[_Level]:
+    """The part inside chunks: dq, dk and dv into `out`, levels' shares of the gates returned; doubles the decays."""
     dA = None
     ddiagonal = (do * v).sum(-1, keepdim=True)
-    dq, dk = ddiagonal * k, ddiagonal * q
+    dq, dk = torch.mul(ddiagonal, k, out=out.q), torch.mul(ddiagonal, q, out=out.k)
     if A is not None:
-        dv, dA = torch.bmm(A.mT, do), torch.bmm(do, v.mT)
+        dv, dA = torch.bmm(A.mT, do, out=out.v), torch.bmm(do, v.mT)
     else:
-        dv = (q * k).sum(-1, keepdim=True) * do
+        dv = torch.mul((q * k).sum(-1, keepdim=True), do, out=out.v)
     levels = []
     for s in _levels(q.shape[1]):
         (to_k, to_q), (to_v, to_o) = _half(gk, s), _half(gv, s)
@@ -169,9 +199,9 @@ def _inside_backward(
         if dA is not None:
             dscores = _blocks(dA, s).permute(0, 3, 1, 2).reshape(-1, s, s)
         else:
-            scores = torch.bmm(q2, k1.mT)
+            scores = _products(q2, k1)
             v1, do2 = _scaled(_halves(v, s)[:, 0], to_v), _scaled(_halves(do, s)[:, 1], to_o)
-            dscores, dv1 = torch.bmm(do2, v1.mT), _apply(scores.mT, do2)
+            dscores, dv1 = _products(do2, v1), _apply(scores.mT, do2)
             _accumulate(_halves(dv, s)[:, 0], dv1, to_v)
             if gv is not None:
                 value = (dv1.mul_(v1), _apply(scores, v1).mul_(do2))
@@ -182,7 +212,7 @@ def _inside_backward(
         for gate in (gk, gv):
             if gate is not None:
                 gate.double(s)
-    return dq, dk, dv, levels
+    return levels
 
 
 def _chunk_decay(key: Tensor | None, value: Tensor | None) -> Tensor:
@@ -194,6 +224,18 @@ def _chunk_decay(key: Tensor | None, value: Tensor | None) -> Tensor:
         assert only is not None
         return only
     return rows * columns
+
+
+def _carried(S: Tensor, dS: Tensor, key: _Decays | None, value: _Decays | None) -> tuple[Tensor, Tensor]:
+    """What the decay of whole chunks contributes to the gates: ``[n, K]`` and ``[n, V]``."""
+    products = S * dS
+    if value is None:
+        rows = products.sum(-1)
+        return rows if key is None else rows.mul_(key.start[:, -1]), rows
+    products.mul_(value.start[:, -1:])
+    if key is not None:
+        products.mul_(key.start[:, -1].unsqueeze(-1))
+    return products.sum(-1), products.sum(-2)
 
 
 class VectorChunks(torch.autograd.Function):
@@ -221,16 +263,10 @@ class VectorChunks(torch.autograd.Function):
         key_start = None if gk is None else torch.empty_like(q)
         value_start = None if gv is None else torch.empty_like(v)
         for part in _slabs(n, C, max(K, v.shape[-1]), q.device):
-            key = None if gk is None else _Decays(gk.flatten(0, 1)[part])
-            value = None if gv is None else _Decays(gv.flatten(0, 1)[part])
+            key, value = _decays(gk, part, key_start), _decays(gv, part, value_start)
             _inside(q[part], k[part], v[part], key, value, o[part], None if A is None else A[part])
-            k_end = k[part] if key is None else k[part] * key.end
-            v_end = v[part] if value is None else v[part] * value.end
+            k_end, v_end = _scaled(k[part], _end(key)), _scaled(v[part], _end(value))
             torch.bmm(k_end.mT, v_end, out=increments[part])
-            if key is not None and key_start is not None:
-                key_start[part] = key.start
-            if value is not None and value_start is not None:
-                value_start[part] = value.start
         decay = _chunk_decay(key_start, value_start)
         states, final = pass_states(plan, increments.unflatten(0, heads), decay.unflatten(0, heads), initial)
         q_start = q if key_start is None else q * key_start
@@ -268,32 +304,30 @@ class VectorChunks(torch.autograd.Function):
             torch.empty_like(v) if ctx.needs_input_grad[6] else None,
         )
         for part in _slabs(q.shape[0], q.shape[1], max(q.shape[-1], v.shape[-1]), q.device):
-            key = None if gk is None else _Decays(gk.flatten(0, 1)[part])
-            value = None if gv is None else _Decays(gv.flatten(0, 1)[part])
-            dq, dk, dv, levels = _inside_backward(
-                q[part], k[part], v[part], do[part], key, value, None if A is None else A[part]
+            key, value = _decays(gk, part), _decays(gv, part)
+            out = grads.rows(part)
+            levels = _inside_backward(
+                q[part], k[part], v[part], do[part], key, value, None if A is None else A[part], out
             )
             S, dS = states[part], ends[part]
-            k_end = k[part] if key is None else k[part] * key.end
-            v_end = v[part] if value is None else v[part] * value.end
-            dq_start, dk_end = torch.bmm(do_start[part], S.mT), torch.bmm(v_end, dS.mT)
+            k_end, v_end = _scaled(k[part], _end(key)), _scaled(v[part], _end(value))
+            # Gate gradients are summed up in place, so what starts them is computed where they shall lie.
+            dq_start, dk_end = torch.bmm(do_start[part], S.mT, out=out.gk), torch.bmm(v_end, dS.mT)
             dv_end = torch.bmm(k_end, dS)
-            grads.q[part] = dq.add_(dq_start) if key is None else dq.addcmul_(dq_start, key.start)
-            grads.k[part] = dk.add_(dk_end) if key is None else dk.addcmul_(dk_end, key.end)
-            grads.v[part] = dv.add_(dv_end) if value is None else dv.addcmul_(dv_end, value.end)
-            carried = S * dS * decay[part]
-            if grads.gk is not None:
-                dgate = _LogGradient(dq_start.mul_(q_start[part]), dk_end.mul_(k_end), carried.sum(-1))
+            _accumulate(out.q, dq_start, _start(key))
+            _accumulate(out.k, dk_end, _end(key))
+            _accumulate(out.v, dv_end, _end(value))
+            of_rows, of_columns = _carried(S, dS, key, value)
+            if out.gk is not None:
+                dgate = _LogGradient(dq_start.mul_(q_start[part]), dk_end.mul_(k_end), of_rows)
                 for level in reversed(levels):
                     assert level.key is not None
                     dgate.add(level.s, *level.key)
-                grads.gk[part] = dgate.start
-            if grads.gv is not None:
-                read = torch.bmm(q_start[part], S).mul_(do_start[part])
-                dgate = _LogGradient(read, dv_end.mul_(v_end), carried.sum(-2))
+            if out.gv is not None:
+                read = torch.bmm(q_start[part], S, out=out.gv).mul_(do_start[part])
+                dgate = _LogGradient(read, dv_end.mul_(v_end), of_columns)
                 for level in reversed(levels):
                     assert level.value is not None
                     dgate.add(level.s, *level.value)
-                grads.gv[part] = dgate.start
         shaped = (None if x is None else x.unflatten(0, heads) for x in grads)
         return None, None, *shaped, dinitial if ctx.has_initial else None
