@@ -28,6 +28,14 @@ _PLANS_AT_MOST = 64
 _UNKNOWN: Any = object()
 
 
+def _plan_key(context: settings.Context | None, watched: tuple[Any, ...]) -> tuple[Any, Any]:
+    """What a plan holds for: the values of the context, and those of the variables (None: none is set)."""
+    snapshot = None
+    if not settings.environment_isdisjoint(watched):
+        snapshot = tuple(map(settings.environment_get, watched))
+    return None if context is None else context.key, snapshot
+
+
 def _small(entries: dict[Any, Entry]) -> dict[Any, Entry]:
     """``entries``, or nothing once there are too many: a program with that many signatures gains little from them."""
     return entries if len(entries) < _ENTRIES_AT_MOST else {}
@@ -94,7 +102,7 @@ class DispatchedOp:
         self.core_cell = self.cell("torch")
         self.plan: Plan | None = None
         self._plans: dict[Any, Plan] = {}
-        self._watched: frozenset[Any] | None = None
+        self._watched: tuple[Any, ...] | None = None
         self._generation = 0
         # Set by the wrapper's generated code.
         self.key_of: Callable[..., Any] = lambda *args: None
@@ -134,38 +142,41 @@ class DispatchedOp:
         self.plan, self._watched = None, None
         self._plans = {}
 
-    def _names_watched(self) -> frozenset[Any]:
+    def _names_watched(self) -> tuple[Any, ...]:
         names = {MASTER, PLUGINS, STRICT, "TRITON_INTERPRET", *DISCOVERY.blocked_variables()}
         names.update(row.backend.env_var for row in REGISTRY.of(self.key) if row.backend.env_var)
-        return frozenset(map(settings.encode_name, names))
+        return tuple(sorted(map(settings.encode_name, names)))
 
     def replan(self) -> Plan:
         """The plan for the context and environment of now; discovery happens here, at the first call."""
-        self.bind_torch()
         context = settings.current_context()
+        generation, watched, known = self._generation, self._watched, self._plans
+        if watched is not None:
+            plan = known.get(_plan_key(context, watched))
+            if plan is not None:
+                plan.context = context
+                return self._keep(plan, generation)
+        self.bind_torch()
         values = {} if context is None else context.values
         pin = values.get("pin")
         if not values.get("reference") and not (pin is not None and pin.core) and not settings.get(MASTER):
             DISCOVERY.ensure(pin)
         generation = self._generation
         watched = self._watched = self._watched or self._names_watched()
-        ordered = tuple(sorted(watched))
-        snapshot = None
-        if not settings.environment_isdisjoint(watched):
-            snapshot = tuple(map(settings.environment_get, ordered))
-        key = (None if context is None else context.key, snapshot)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = Plan(self, context, ordered, snapshot)
-        plan.context = context
+        key = _plan_key(context, watched)
+        plan = Plan(self, context, watched, key[1])
         # A plan made while plugins are being loaded, or while the registry changed, serves this call only.
         if generation == self._generation and not DISCOVERY.running:
             if len(self._plans) >= _PLANS_AT_MOST:
                 self._plans = {}
             self._plans[key] = plan
-            self.plan = plan
-            if generation != self._generation:  # it changed between the question and the answer
-                self.plan, self._plans = None, {}
+            return self._keep(plan, generation)
+        return plan
+
+    def _keep(self, plan: Plan, generation: int) -> Plan:
+        self.plan = plan
+        if generation != self._generation:  # the registry changed between the question and the answer
+            self.plan, self._plans = None, {}
         return plan
 
     def unchanged(self, plan: Plan) -> bool:

@@ -49,8 +49,8 @@ def _clean(monkeypatch):
     known = dict(settings._known)
     yield
     settings.reset()
-    REGISTRY.remove(row for rows in REGISTRY.snapshot().values() for row in rows)
-    REGISTRY.commit(row for rows in before.values() for row in rows if row.plugin is None)
+    REGISTRY._rows = before
+    REGISTRY.invalidate()
     settings._known.clear()
     settings._known.update(known)
 

@@ -10,6 +10,7 @@ import pytest
 
 from fla import settings
 from fla.backends import (
+    BackendRegistry,
     BackendUnavailable,
     BaseBackend,
     devices,
@@ -229,6 +230,41 @@ def test_threads_with_other_contexts_do_not_disturb_each_other(mine, qkv):
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_registering_while_other_threads_call_leaves_no_stale_choice(toy, qkv):
+    fn, operation = toy
+    stop = threading.Event()
+    wrong = []
+
+    def call():
+        while not stop.is_set():
+            result = fn(*qkv)
+            if result not in ("late", ("torch", 1.0)):
+                wrong.append(result)
+
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(100):
+        register(operation, backend("late"))
+        with_it = fn(*qkv)
+        BackendRegistry(operation).unregister("late")
+        without = fn(*qkv)
+        if (with_it, without) != ("late", ("torch", 1.0)):
+            wrong.append((with_it, without))
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_entering_a_pin_again_makes_no_new_plan(mine, qkv):
+    for _ in range(3):
+        mine(*qkv)
+        with use_backend("torch"):
+            mine(*qkv)
+    assert len(mine.op._plans) == 2
 
 
 # The core by itself
