@@ -26,12 +26,12 @@ from fla.models import KDAConfig, KDAForCausalLM
 class Recipe:
     """Sizes and rates of one run. The defaults were chosen by measurement on two CPU cores; see docs/demo.md."""
 
-    hidden_size: int = 128
-    layers: int = 3
-    heads: int = 2
-    head_dim: int = 64
-    batch: int = 8
-    length: int = 256
+    hidden_size: int = 96
+    layers: int = 2
+    heads: int = 1
+    head_dim: int = 32
+    batch: int = 16
+    length: int = 128
     learning_rate: float = 4e-3
     warmup: float = 0.05  # share of the time
     final_rate: float = 0.02  # share of the learning rate
