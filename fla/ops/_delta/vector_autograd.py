@@ -15,7 +15,7 @@ from torch import Tensor
 from fla.ops._common.device_index import ChunkTable, chunk_table
 from fla.ops._common.policy import Chip, chip_of, has_descriptors
 from fla.ops._delta.autograd import on_device
-from fla.ops._delta.kernels.vector_grad import vector_grad
+from fla.ops._delta.kernels.vector_grad import vector_grad, vector_scores
 from fla.ops._delta.kernels.vector_prep import vector_prep
 from fla.ops._delta.kernels.vector_scan import vector_merge, vector_scan, vector_scan_bwd
 from fla.ops._delta.vector_policy import VectorPlan, plan
@@ -28,6 +28,9 @@ _TL = {
     torch.float16: tl.float16,
     torch.float32: tl.float32,
 }
+
+
+_TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -377,18 +380,46 @@ class Work:
         dbias = self.new(chunks, H, K, dtype=torch.float32) if self.gates["BIAS"] else None
         otma = p.tma and not self.ragged and group == 1 and K % p.gkb == 0
         if chunks > 0:
-            vector_grad[(groups * H, chunks)](
-                self.rows(self.q, 32, p.gkb),
-                self.rows(self.k, 32, p.gkb),
-                _rows(self.g, (32, p.gkb), self.gtma),
+            scores = self.new(self.tiles_n * 128, 32, dtype=_TORCH[p.gscore])
+            vecs = self.new(self.tiles_n * 2, 5, 32, dtype=torch.float32)
+            vector_scores[(H, chunks)](
                 self.rows(self.v, 32, p.vb),
                 self.beta,
                 self.rows(o, 32, p.vb) if self.call.norm else None,
                 self.rows(do, 32, p.vb),
                 self.mat(news, p.vb, 32),
                 self.mat(ys, p.vb, 32),
+                self.norms,
+                self.table.rows,
+                self.mat(scores, 32, 32),
+                vecs,
+                T,
+                self.table.per_sequence,
+                H,
+                V=self.V,
+                VP=p.vp,
+                VB=p.vb,
+                BETA=self.call.beta,
+                NORM=self.call.norm,
+                SD=_TL[p.gscore],
+                PREC=p.prec,
+                VARLEN=self.table.varlen,
+                ROWS=self.ragged,
+                TMA=p.tma,
+                **p.scores.options(self.chip),
+            )
+            vector_grad[(groups * H, chunks)](
+                self.rows(self.q, 32, p.gkb),
+                self.rows(self.k, 32, p.gkb),
+                _rows(self.g, (32, p.gkb), self.gtma),
+                self.beta,
+                self.rows(do, 32, p.vb),
+                self.mat(news, p.vb, 32),
+                self.mat(ys, p.vb, 32),
                 self.mat(states, p.vb, p.gkb),
                 self.mat(exits, p.vb, p.gkb),
+                self.mat(scores, 32, 32),
+                vecs,
                 self.decay,
                 self.norms,
                 one_matrices(torch.bfloat16 if p.gscore == "bf16" else torch.float32, self.q.device),

@@ -43,6 +43,7 @@ class VectorPlan:
     prep: Launch
     scan: Launch
     scan_bwd: Launch
+    scores: Launch
     grad: Launch
     merge: Launch
 
@@ -103,7 +104,7 @@ def plan(
         bv_bwd=bv_bwd,
         bv_map=min(kp, vp, 64 if half else 32),
         gkb=gkb,
-        gns=kp // gkb,
+        gns=1,
         vb=vb,
         segments=segments,
         tma=tma,
@@ -115,6 +116,7 @@ def plan(
         prep=Launch(4, 1, 168 if half and not exact else None),
         scan=Launch(4, 3 if tma and not wide else 2),
         scan_bwd=Launch(8 if bv_bwd >= 128 else 4, 3 if tma and not wide else 2),
+        scores=Launch(4, 1),
         grad=Launch(4, 1),
         merge=Launch(4, 2),
     )

@@ -30,19 +30,118 @@ from fla.ops._delta.kernels.vector_math import (
 )
 
 
-@triton.jit(do_not_specialize=["T", "NT", "H", "GROUP", "ROWSALL"])
-def vector_grad(
-    q,
-    k,
-    g,
+@triton.jit(do_not_specialize=["T", "NT", "H"])
+def vector_scores(
     v,
     beta,
     o,
     do,
     news,
     ys,
+    norms,
+    table,
+    scores,
+    vecs,
+    T,
+    NT,
+    H,
+    V: tl.constexpr,
+    VP: tl.constexpr,
+    VB: tl.constexpr,
+    BETA: tl.constexpr,
+    NORM: tl.constexpr,
+    SD: tl.constexpr,
+    PREC: tl.constexpr,
+    VARLEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    TMA: tl.constexpr,
+):
+    """Gradients of the score matrices, one program per (head, 32 tokens).
+
+    With ``dA = tril(dO V^T)`` and ``F = -stril(y V^T)`` (beta enters F's write side only) no inverse and no gradient of
+    it is needed. Writes, for ``w = 2 tile + half``:
+        scores [w, 2, 32, 32]: dA and F in units of the power of two below their largest element, so that products with
+            factors near 2^-116 stay inside fp32's range whatever the scale of the loss
+        vecs [w, 5, 32]: ``o . dO / |q|^2`` and ``k . dk / |k|^2`` (what the L2-norm backward subtracts), ``y . v``, the
+            diagonal of dA in units, the unit. ``q . dq = o . dO`` and ``k . dk = 2 y . V - beta y . v`` hold because
+            both appear linearly.
+    """
+    h = tl.program_id(0)
+    ic = tl.program_id(1)
+    sub = ic % 2
+    row, n = chunk_at(table, ic // 2, T, NT, 64, VARLEN)
+    row += sub * 32
+    n -= sub * 32
+    if n <= 0:
+        return
+    NVB: tl.constexpr = VP // VB
+    VC: tl.constexpr = V % VB != 0
+    RD: tl.constexpr = ROWS and not TMA
+    r = tl.arange(0, 32)
+    i = r[:, None]
+    j = r[None, :]
+    w = (ic // 2) * H + h
+    w2 = w * 2 + sub
+    keep = i >= j
+    own = i == j
+    if ROWS:
+        keep = keep & (i < n)
+        own = own & (i < n)
+    dA = tl.zeros((32, 32), tl.float32)
+    F = tl.zeros((32, 32), tl.float32)
+    # row products as diagonals of matrix products: no tile has to pass through registers
+    YV = tl.zeros((32, 32), tl.float32)
+    OD = tl.zeros((32, 32), tl.float32)
+    for b in tl.static_range(NVB):
+        vT = load_tile(news, w * VP + b * VB, VB, sub * 32, 64, 64, VB, 32, TMA, False, False)
+        dot = load_tile(do, row, n, h * V + b * VB, V - b * VB, H * V, 32, VB, TMA, RD, VC)
+        yT = load_tile(ys, w * VP + b * VB, VB, sub * 32, 64, 64, VB, 32, TMA, False, False)
+        vt = load_tile(v, row, n, h * V + b * VB, V - b * VB, H * V, 32, VB, TMA, RD, VC)
+        if NORM:
+            ot = load_tile(o, row, n, h * V + b * VB, V - b * VB, H * V, 32, VB, TMA, RD, VC)
+            OD = tl.dot(dot, tl.trans(ot), OD, input_precision=PREC)
+        dA = tl.dot(dot, vT, dA, input_precision=PREC)
+        F = tl.dot(tl.trans(yT), vT, F, input_precision=PREC)
+        YV = tl.dot(tl.trans(yT), tl.trans(vt), YV, input_precision=PREC)
+    at = (row + r).to(tl.int64) * H + h
+    bv = write_rate(tl.load(beta + at, mask=r < n, other=0.0), BETA)
+    if ROWS:
+        bv = tl.where(r < n, bv, 0.0)
+    yV = tl.sum(tl.where(i == j, F, 0.0), 1)
+    yv = tl.sum(tl.where(own, YV, 0.0), 1)
+    dA = tl.where(keep, dA, 0.0)
+    F = tl.where(i > j, -F, 0.0)
+    big = tl.max(tl.max(tl.maximum(tl.abs(dA), tl.abs(F)), 1), 0)
+    unit = tl.where(big > 0.0, tl.exp2(tl.floor(tl.log2(big))), 1.0)
+    dA = dA * (1.0 / unit)
+    F = F * (1.0 / unit)
+    store_tile(scores, dA.to(SD), w2 * 64, 32, 0, 32, 32, 32, 32, TMA, False, False)
+    store_tile(scores, F.to(SD), w2 * 64 + 32, 32, 0, 32, 32, 32, 32, TMA, False, False)
+    vp = vecs + w2.to(tl.int64) * 160 + r
+    if NORM:
+        np = norms + w.to(tl.int64) * 128 + sub * 32 + r
+        rq = tl.load(np)
+        rk = tl.load(np + 64)
+        tl.store(vp, rq * rq * tl.sum(tl.where(own, OD, 0.0), 1))
+        tl.store(vp + 32, rk * rk * (2.0 * yV - bv * yv))
+    tl.store(vp + 64, yv)
+    tl.store(vp + 96, tl.sum(tl.where(i == j, dA, 0.0), 1))
+    tl.store(vp + 128, tl.zeros((32,), tl.float32) + unit)
+
+
+@triton.jit(do_not_specialize=["T", "NT", "H", "GROUP", "ROWSALL"])
+def vector_grad(
+    q,
+    k,
+    g,
+    beta,
+    do,
+    news,
+    ys,
     states,
     exits,
+    scores,
+    vecs,
     decay,
     norms,
     ones,
@@ -86,11 +185,7 @@ def vector_grad(
     OTMA: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """One program per (channel group of NS slices of KB, head, 32 tokens).
-
-    With ``dA = tril(dO V^T)`` and ``F = -stril(y V^T)`` (gradients of the scores; beta enters F's write side only) no
-    inverse and no gradient of it is needed. The L2-norm backward needs ``q . dq = o . dO`` and
-    ``k . dk = 2 y . V - beta y . v``, which hold because both appear linearly: slices of channels stay independent.
+    """One program per (channel group of NS slices of KB, head, 32 tokens), after `vector_scores`.
 
     dq, dk: [rows, H, K] (per value head); dg: gradient of ``g``; db: [groups, rows, H] fp32 parts of ``dbeta``;
     da: [groups, 2 NT, H] and dbias: [2 NT, H, K] fp32 parts of the gate's parameter gradients.
@@ -122,61 +217,31 @@ def vector_grad(
     hk = h // GROUP
     HK = H // GROUP
     r = tl.arange(0, 32)
-    i = r[:, None]
     j = r[None, :]
     w = (ic // 2) * H + h
     w2 = w * 2 + sub
     wn = w.to(tl.int64) * 128 + sub * 32
     at = (row + r).to(tl.int64) * H + h
-    keep = i >= j
-    own = i == j
-    if ROWS:
-        keep = keep & (i < n)
-        own = own & (i < n)
-    dA = tl.zeros((32, 32), tl.float32)
-    F = tl.zeros((32, 32), tl.float32)
-    # row products as diagonals of matrix products: no tile has to pass through registers
-    YV = tl.zeros((32, 32), tl.float32)
-    OD = tl.zeros((32, 32), tl.float32)
-    for b in tl.static_range(NVB):
-        vT = load_tile(news, w * VP + b * VB, VB, sub * 32, 64, 64, VB, 32, TMA, False, False)
-        dot = load_tile(do, row, n, h * V + b * VB, V - b * VB, H * V, 32, VB, TMA, RD, VC)
-        dA = tl.dot(dot, vT, dA, input_precision=PREC)
-        if NORM:
-            ot = load_tile(o, row, n, h * V + b * VB, V - b * VB, H * V, 32, VB, TMA, RD, VC)
-            OD = tl.dot(dot, tl.trans(ot), OD, input_precision=PREC)
-        yT = load_tile(ys, w * VP + b * VB, VB, sub * 32, 64, 64, VB, 32, TMA, False, False)
-        F = tl.dot(tl.trans(yT), vT, F, input_precision=PREC)
-        vt = load_tile(v, row, n, h * V + b * VB, V - b * VB, H * V, 32, VB, TMA, RD, VC)
-        YV = tl.dot(tl.trans(yT), tl.trans(vt), YV, input_precision=PREC)
+    vp = vecs + w2.to(tl.int64) * 160
+    unit = tl.load(vp + 128)
+    back = 1.0 / unit
+    A = load_tile(scores, w2 * 64, 32, 0, 32, 32, 32, 32, TMA, False, False)
+    F = load_tile(scores, w2 * 64 + 32, 32, 0, 32, 32, 32, 32, TMA, False, False)
+    if NVB == 1:
+        vT = load_tile(news, w * VP, VB, sub * 32, 64, 64, VB, 32, TMA, False, False)
+        yT = load_tile(ys, w * VP, VB, sub * 32, 64, 64, VB, 32, TMA, False, False)
+        dot = load_tile(do, row, n, h * V, V, H * V, 32, VB, TMA, RD, VC)
     bv = write_rate(tl.load(beta + at, mask=r < n, other=0.0), BETA)
     if ROWS:
         bv = tl.where(r < n, bv, 0.0)
     bt = bv[None, :]
-    yV = tl.sum(tl.where(i == j, F, 0.0), 1)
-    yv = tl.sum(tl.where(own, YV, 0.0), 1)
-    od = tl.sum(tl.where(own, OD, 0.0), 1)
-    dA = tl.where(keep, dA, 0.0)
-    F = tl.where(i > j, -F, 0.0)
-    # All gradients below are in units of the largest of these, so that products with factors near 2^-116 stay inside
-    # fp32's range whatever the scale of the loss.
-    big = tl.max(tl.max(tl.maximum(tl.abs(dA), tl.abs(F)), 1), 0)
-    unit = tl.where(big > 0.0, tl.exp2(tl.floor(tl.log2(big))), 1.0)
-    back = 1.0 / unit
-    A = (dA * back).to(SD)
-    F = (F * back).to(SD)
-    dbv = yv * tl.where(sg == 0, 1.0, 0.0)
-    fq = od
-    fk = 2.0 * yV - bv * yv
-    diag = tl.sum(tl.where(i == j, A.to(tl.float32), 0.0), 1)[None, :]
     rq = tl.zeros((32,), tl.float32) + 1.0
     rk = rq
     if NORM:
         rq = tl.load(norms + wn + r)
         rk = tl.load(norms + wn + 64 + r)
-        fq = rq * rq * fq
-        fk = rk * rk * fk
     rq = rq * scale
+    dbv = tl.load(vp + 64 + r) * tl.where(sg == 0, 1.0, 0.0)
     rate = 1.0
     if RATE:
         rate = tl.exp(tl.load(a_log + h).to(tl.float32))
@@ -248,6 +313,7 @@ def vector_grad(
         xr = -Ed * YS
         hp += kn * (bt * xr)
         if EXACT:
+            diag = tl.load(vp + 96 + r)[None, :]
             xq += diag * kn
             xw += diag * qn
             for lv in tl.range(0, 5):
@@ -274,7 +340,7 @@ def vector_grad(
                 xg += grad_sum(hl, m, SD, PREC, False)
         xq = xq * (rq * unit)[None, :]
         if NORM:
-            xq -= qf * fq[None, :]
+            xq -= qf * tl.load(vp + r)[None, :]
         if OTMA:
             dq.store([row, h * K + c0], tl.trans(xq.to(DT)))
         else:
@@ -292,7 +358,7 @@ def vector_grad(
         dbv += tl.sum(kf * xr, 0) * (rk * unit)
         xk = (xr * bt + xw) * (rk * unit)[None, :]
         if NORM:
-            xk -= kf * fk[None, :]
+            xk -= kf * tl.load(vp + 32 + r)[None, :]
         if OTMA:
             dk.store([row, h * K + c0], tl.trans(xk.to(DT)))
         else:
