@@ -60,6 +60,8 @@ CASES: dict[str, tuple[dict, dict]] = {
     "K64 V128 fp16": ({"T": 200, "H": 2, "K": 64, "V": 128, "dtype": HF}, {}),
     "K256": ({"T": 200, "H": 2, "K": 256, "initial": True}, {}),
     "K256 fp16 varlen": ({"T": 200, "H": 2, "K": 256, "dtype": HF, "cu": [0, 100, 200]}, {}),
+    "split": ({"T": 1000, "H": 2, "initial": True}, {"segments": 4}),
+    "split varlen": ({"T": 700, "H": 2, "initial": True, "cu": [0, 3, 500, 700]}, {"segments": 4}),
     "T1": ({"T": 1, "B": 2, "H": 2}, {}),
     "T63 B2": ({"T": 63, "B": 2, "H": 2}, {}),
     "pointers": ({"T": 200, "H": 2}, {"descriptors": False}),
@@ -81,6 +83,8 @@ def check(name: str, dev: str = "cuda") -> dict:
         x["g"][:, ::5] = -1000.0
     if same:
         x["k"] = (x["k"] * 0.05 + x["k"][:, :1]).to(x["k"].dtype)
+    change = dict(change)
+    segments = change.pop("segments", None)
     norm, vf, dtype = s.get("norm", True), s.get("v_first", False), s["dtype"]
     heads = x["v"].shape[2] * (len(cu) - 1 if cu else x["v"].shape[0])
     plan = dataclasses.replace(scalar_plan(chip_of(x["q"].device), dtype, x["q"].shape[-1], x["v"].shape[-1], heads, norm), **change)
@@ -93,7 +97,7 @@ def check(name: str, dev: str = "cuda") -> dict:
         o, ht = delta_rule(
             y["q"], y["k"], y["v"], y.get("g"), y["beta"], scale=None, initial_state=y.get("initial_state"),
             output_final_state=True, norm=norm, beta_scale=sigmoid, A_log=y.get("A_log"), dt_bias=y.get("dt_bias"), v_first=vf,
-            cu_seqlens=torch.tensor(cu, device=dev) if cu else None, plan=plan,
+            cu_seqlens=torch.tensor(cu, device=dev) if cu else None, plan=plan, segments=segments,
         )  # fmt: skip
         dht = torch.randn_like(ht) if dht is None else dht
         gr = torch.autograd.grad((o.float() * do.float()).sum() + (ht * dht).sum(), list(y.values()))
@@ -180,14 +184,14 @@ def kernels(shape: str, dtype=BF, variants: bool = True) -> None:
     q, k, v, g, b = (x[n] for n in ("q", "k", "v", "g", "beta"))
     do = torch.randn_like(v)
     base = scalar_plan(chip_of(q.device), dtype, D, D, B * H, True)
-    call = ScalarCall.make(k, v, D**-0.5, True, 0.0, False, None, plan=base)
+    call = ScalarCall.make(k, v, D**-0.5, True, 0.0, False, None, plan=base, segments=1)
     Tm, A, sc = scalar.prepare(call, q, k, v, g, b, None, None, True)
-    _, _, S, U = scalar.scan(call, q, k, v, Tm, A, sc, None, False, False, True)
+    _, _, S, U = scalar.scan(call, q, k, v, Tm, A, sc, None, None, False, False, True)
     dv, X = scalar.reverse(call, q, k, do, Tm, A, sc, None, None)
     run = {
         "A": lambda c: scalar.prepare(c, q, k, v, g, b, None, None, True),
-        "F": lambda c: scalar.scan(c, q, k, v, Tm, A, sc, None, True, False, False),
-        "R": lambda c: scalar.scan(c, q, k, v, Tm, A, sc, None, False, False, True),
+        "F": lambda c: scalar.scan(c, q, k, v, Tm, A, sc, None, None, True, False, False),
+        "R": lambda c: scalar.scan(c, q, k, v, Tm, A, sc, None, None, False, False, True),
         "D": lambda c: scalar.reverse(c, q, k, do, Tm, A, sc, None, None),
         "P": lambda c: scalar.gradients(c, q, k, v, g, b, None, None, do, dv, S, U, X, sc),
     }
@@ -241,8 +245,99 @@ def whole(shape: str, dtype=BF, cu=None, **kw) -> None:
     print(f"{shape} {str(dtype)[6:]} {'varlen' if cu else ''}: " + "  ".join(row), flush=True)
 
 
+def check_decode() -> None:
+    """The public recurrent ops on Triton against their PyTorch path in float64."""
+    import torch.nn.functional as F
+
+    from fla.backends import last_decision, use_backend
+    from fla.ops.delta_rule import fused_recurrent_delta_rule
+    from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule
+    from fla.ops.kda import fused_recurrent_kda
+
+    for dtype in (BF, HF, F32):
+        for T, K, V, vf in ((1, 128, 128, False), (1, 128, 128, True), (5, 60, 100, False), (3, 256, 64, True)):
+            B, H, HV = 3, 2, 4
+            rn = lambda *s: torch.randn(*s, device="cuda")
+            q, k, v = rn(B, T, H, K).to(dtype), F.normalize(rn(B, T, H, K), dim=-1).to(dtype), rn(B, T, HV, V).to(dtype)
+            h0 = rn(B, HV, *((V, K) if vf else (K, V)))
+            beta, g, gk = rn(B, T, HV), rn(B, T, HV), rn(B, T, HV, K)
+            common = {"initial_state": h0, "output_final_state": True, "use_qk_l2norm_in_kernel": True, "state_v_first": vf}
+            gate = {"use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True, "A_log": rn(HV) * 0.5}
+            calls = [
+                (fused_recurrent_gated_delta_rule, (q, k, v, g), {"beta": beta, **common, **gate, "dt_bias": rn(HV)}),
+                (fused_recurrent_kda, (q, k, v, gk, beta), {**common, **gate, "dt_bias": rn(HV * K), "lower_bound": -5.0}),
+                (fused_recurrent_kda, (q, k, v, gk, beta), {**common, **gate}),
+            ]
+            if not vf:
+                c = {n: common[n] for n in ("output_final_state", "use_qk_l2norm_in_kernel")}
+                calls.append((fused_recurrent_delta_rule, (q, k, v[:, :, :H].contiguous(), beta[:, :, :H].sigmoid()), c))
+            worst = 0.0
+            for fn, args, kw in calls:
+                with torch.no_grad(), use_backend("triton"):
+                    got = fn(*args, **kw)
+                    assert "triton" in str(last_decision()), last_decision()
+                dbl = lambda x: x.double() if isinstance(x, torch.Tensor) else x
+                with torch.no_grad():
+                    ref = fn(*map(dbl, args), **{n: dbl(x) for n, x in kw.items()})
+                worst = max(worst, *(ratio(a, b) for a, b in zip(got, ref, strict=True)))
+            print(f"decode {str(dtype)[6:]} T{T} K{K} V{V} v_first {vf}: worst {worst:.1e}", flush=True)
+
+
+def time_decode() -> None:
+    import torch.nn.functional as F
+
+    from fla.ops._delta.decode import recurrent
+    from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule
+    from fla.ops.kda import fused_recurrent_kda
+
+    B, H, D = 64, 32, 128
+    rn = lambda *s: torch.randn(*s, device="cuda")
+    q, k, v = (rn(B, 1, H, D).to(BF) for _ in range(3))
+    h0, beta = rn(B, H, D, D), rn(B, 1, H).sigmoid().to(BF)
+    g, gk = F.logsigmoid(rn(B, 1, H)), F.logsigmoid(rn(B, 1, H, D))
+    kw = {"initial_state": h0, "use_qk_l2norm_in_kernel": True, "output_final_state": True}
+    with torch.no_grad():
+        for name, fn in (
+            ("gdn", lambda: fused_recurrent_gated_delta_rule(q, k, v, g, beta=beta, **kw)),
+            ("kda", lambda: fused_recurrent_kda(q, k, v, gk, beta, **kw)),
+        ):
+            t = median_ms(fn, 31)
+            torch.cuda.synchronize()
+            t0 = time.time()
+            for _ in range(200):
+                fn()
+            host = (time.time() - t0) / 200
+            torch.cuda.synchronize()
+            print(f"decode {name}: kernel {t:.4f} ms, as called {median_ms(fn, 31, 0):.4f}, host {host * 1e3:.4f}", flush=True)
+        for vf in (False, True):
+            row = []
+            for bv, w in ((4, 1), (8, 1), (8, 2), (16, 1), (16, 2), (32, 1), (32, 2), (32, 4)):
+                f = lambda bv=bv, w=w: recurrent(q, k, v, g=g, beta=beta, state=h0, norm=True, final=True, v_first=vf, launch=(bv, L(w)))
+                row.append(f"{bv}w{w} {median_ms(f, 31):.4f}")
+            print(f"decode v_first {vf}: " + "  ".join(row), flush=True)
+
+
+def check_thread() -> None:
+    """A thread without a CUDA context makes descriptors."""
+    import threading
+
+    x = make_inputs(1, 128, 2, None, 128, dtype=BF, device="cuda")
+    bad: list = []
+
+    def go():
+        try:
+            delta_rule(x["q"], x["k"], x["v"], x["g"], x["beta"], scale=None, initial_state=None, output_final_state=False, norm=True)
+        except Exception as e:  # noqa: BLE001
+            bad.append(repr(e)[:200])
+
+    t = threading.Thread(target=go)
+    t.start()
+    t.join()
+    print("thread", bad or "ok", flush=True)
+
+
 def main() -> None:
-    what = sys.argv[1:] or ["check", "time"]
+    what = sys.argv[1:] or ["check", "decode", "time"]
     if what[0] == "worker":
         return worker(what[1:])
     import triton
@@ -252,6 +347,51 @@ def main() -> None:
         t = time.time()
         check_all(list(CASES))
         print(f"checked in {time.time() - t:.0f} s", flush=True)
+    if "decode" in what:
+        check_thread()
+        check_decode()
+        time_decode()
+    if "split" in what:
+        B, T, H, D = SHAPES["X"]
+        x = make_inputs(B, T, H, None, D, dtype=BF, device="cuda")
+        for st in (2, 3):
+            for n in (1, 4, 8, 16):
+                plan = dataclasses.replace(scalar_plan(chip_of(x["q"].device), BF, D, D, H, True), **scans(L(4, st)))
+                f = lambda n=n, plan=plan: delta_rule(x["q"], x["k"], x["v"], x["g"], x["beta"], scale=None, initial_state=None, output_final_state=False, norm=True, plan=plan, segments=n)
+                with torch.no_grad():
+                    print(f"X segments {n} stages {st}: {median_ms(f, 11):.3f}", flush=True)
+    if "profile" in what:
+        import cProfile
+        import pstats
+
+        B, T, H, D = SHAPES["M"]
+        x = make_inputs(B, T, H, None, D, dtype=BF, device="cuda")
+        y = {n: t.requires_grad_() for n, t in x.items()}
+        do = torch.randn_like(x["v"])
+        f = lambda: delta_rule(y["q"], y["k"], y["v"], y["g"], y["beta"], scale=None, initial_state=None, output_final_state=False, norm=True)[0]
+        f()
+        pr = cProfile.Profile()
+        pr.enable()
+        for _ in range(100):
+            f()
+        pr.disable()
+        pstats.Stats(pr).sort_stats("tottime").print_stats(16)
+        call = ScalarCall.make(x["k"], x["v"], 0.1, True, 0.0, False, None, segments=1)
+        a = [x[n].detach() for n in ("q", "k", "v", "g", "beta")]
+        T_, A_, sc = scalar.prepare(call, *a, None, None, True)
+
+        def scalar_back(x, do):
+            _, _, S, U = scalar.scan(call, *a[:3], T_, A_, sc, None, None, False, False, True)
+            dv, X = scalar.reverse(call, a[0], a[1], do, T_, A_, sc, None, None)
+            scalar.gradients(call, *a, None, None, do, dv, S, U, X, sc)
+
+        scalar_back(x, do)
+        pr = cProfile.Profile()
+        pr.enable()
+        for _ in range(100):
+            scalar_back(x, do)
+        pr.disable()
+        pstats.Stats(pr).sort_stats("tottime").print_stats(22)
     if "time" in what:
         for s in ("L", "M"):
             kernels(s)

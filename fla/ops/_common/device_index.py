@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from fla.ops._common.kernels import chunk_table_kernel
+from fla.ops._common.launch import Launcher
+
+_table = Launcher(chunk_table_kernel)
 
 
 @dataclass(frozen=True)
@@ -55,5 +58,17 @@ def chunk_table(batch: int, length: int, chunk: int, cu_seqlens: torch.Tensor | 
     offsets = torch.empty(n + 1, dtype=torch.int32, device=cu.device)
     if n > 0:
         block = 128
-        chunk_table_kernel[(-(-chunks // block),)](cu, rows, offsets, n, length, chunks, C=chunk, BN=128, BC=block)
+        _table(
+            -(-chunks // block),
+            (
+                cu,
+                rows,
+                offsets,
+                n,
+                length,
+                chunks,
+            ),
+            {"C": chunk, "BN": 128, "BC": block},
+            {},
+        )
     return ChunkTable(cu, rows, offsets, chunks, n, 0)

@@ -45,9 +45,10 @@ class ScalarDelta(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         save = any(ctx.needs_input_grad)
         T, A, sc = scalar.prepare(call, q, k, v, g, beta, A_log, dt_bias, save)
-        o, ht, _, _ = scalar.scan(call, q, k, v, T, A, sc, h0, True, final, False)
+        entry = scalar.entries(call, q, k, v, T, A, sc, h0)
+        o, ht, _, _ = scalar.scan(call, q, k, v, T, A, sc, h0, entry, True, final, False)
         if save:
-            ctx.save_for_backward(q, k, v, g, beta, A_log, dt_bias, h0, T, A, sc)
+            ctx.save_for_backward(q, k, v, g, beta, A_log, dt_bias, h0, T, A, sc, entry)
             ctx.call = call
         ctx.set_materialize_grads(False)
         assert o is not None
@@ -56,7 +57,7 @@ class ScalarDelta(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, do: Tensor | None, dht: Tensor | None = None) -> tuple[Tensor | None, ...]:
-        q, k, v, g, beta, A_log, dt_bias, h0, T, A, sc = ctx.saved_tensors
+        q, k, v, g, beta, A_log, dt_bias, h0, T, A, sc, entry = ctx.saved_tensors
         call: ScalarCall = ctx.call
         if do is None and dht is None:
             return (None,) * 10
@@ -65,7 +66,7 @@ class ScalarDelta(torch.autograd.Function):
         with on_device(q):
             dh0 = torch.empty_like(h0) if ctx.needs_input_grad[7] else None
             # The states are computed again: keeping them costs as much memory traffic as the pass itself.
-            _, _, S, U = scalar.scan(call, q, k, v, T, A, sc, h0, False, False, True)
+            _, _, S, U = scalar.scan(call, q, k, v, T, A, sc, h0, entry, False, False, True)
             assert S is not None
             assert U is not None
             dv, X = scalar.reverse(call, q, k, do, T, A, sc, dht, dh0)

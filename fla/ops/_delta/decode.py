@@ -8,10 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fla.ops._common.launch import Launcher
 from fla.ops._common.policy import Chip, Launch, chip_of, pow2
 from fla.ops._delta.autograd import on_device
 from fla.ops._delta.kernels import decode as kernel
 from fla.ops._delta.kernels.decode import delta_recurrent
+
+_recurrent = Launcher(delta_recurrent)
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,8 @@ class Pool:
 
 
 def decode_launch(chip: Chip, K: int) -> tuple[int, Launch]:
-    """Columns of V in a program and its compiler options: 16 KB of state in flight a program."""
-    return max(16, min(32, 4096 // pow2(K))), Launch(4 if pow2(K) >= 64 else 2)
+    """Columns of V in a program and its compiler options: one warp, so that no sum over K waits for another."""
+    return max(4, min(16, 1024 // pow2(K))), Launch(1)
 
 
 def _dense(x: Tensor | None) -> Tensor | None:
@@ -89,28 +92,32 @@ def recurrent(
         h0 = state.contiguous()
         ht = h0 if in_place else ht
     if N > 0 and HV > 0 and V > 0:
-        bv, options = decode_launch(chip_of(v.device), K) if launch is None else launch
+        chip = chip_of(v.device)
+        bv, options = decode_launch(chip, K) if launch is None else launch
         index = v if pool is None else pool.index
         if pool is not None and pool.index.dim() == 2 and pool.index.shape[1] > 0 and pool.index.stride(1) != 1:
             index = pool.index.contiguous()
         two = pool is not None and index.dim() == 2
         with on_device(v):
-            delta_recurrent[(-(-V // bv) * HV * N,)](
+            args = (
                 q, k, v, v if g is None else g, v if gk is None else gk, v if gv is None else gv,
                 v if beta is None else beta, v if A_log is None else A_log, v if dt_bias is None else dt_bias,
                 v if h0 is None else h0, v if ht is None else ht, target, v if cu_seqlens is None else cu_seqlens, index,
                 index if pool is None or pool.accepted is None else pool.accepted, T, H, HV,
                 K**-0.5 if scale is None else scale, gates.beta_scale,
                 0.0 if gates.lower_bound is None else gates.lower_bound, index.shape[1] if two else 0,
-                0 if h0 is None else h0.shape[0], HV * K * V if h0 is None else h0.stride(0), HV * K * V if ht is None else ht.stride(0),
-                0 if pool is None else index.stride(0),
-                K=K, V=V, BK=pow2(K), BV=bv, NORM=norm, GATE=gates.kind(g is not None, False),
-                VGATE=gates.kind(gk is not None, True), HAS_GV=gv is not None, BETA=0 if beta is None else beta.dim() - 2,
-                SIGMOID=gates.beta_scale > 0, HAS_A=gates.in_kernel and A_log is not None, BIAS=dt_bias is not None,
-                VFIRST=v_first, VARLEN=cu_seqlens is not None, HAS_H0=h0 is not None,
-                POOL=0 if pool is None else index.dim(), ACCEPTED=pool is not None and pool.accepted is not None,
-                KEEP=keep, **options.options(chip_of(v.device)),
+                0 if h0 is None else h0.shape[0], HV * K * V if h0 is None else h0.stride(0),
+                HV * K * V if ht is None else ht.stride(0), 0 if pool is None else index.stride(0),
             )  # fmt: skip
+            meta = {
+                "K": K, "V": V, "BK": pow2(K), "BV": bv, "NORM": norm, "GATE": gates.kind(g is not None, False),
+                "VGATE": gates.kind(gk is not None, True), "HAS_GV": gv is not None,
+                "BETA": 0 if beta is None else beta.dim() - 2, "SIGMOID": gates.beta_scale > 0,
+                "HAS_A": gates.in_kernel and A_log is not None, "BIAS": dt_bias is not None, "VFIRST": v_first,
+                "VARLEN": cu_seqlens is not None, "HAS_H0": h0 is not None, "POOL": 0 if pool is None else index.dim(),
+                "ACCEPTED": pool is not None and pool.accepted is not None, "KEEP": keep,
+            }  # fmt: skip
+            _recurrent(-(-V // bv) * HV * N, args, meta, options.options(chip))
     if target is not out:
         out.copy_(target)
     if in_place:

@@ -74,3 +74,18 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool, norm
         prep_k=bk, grad_k=min(bk, 128), grad_v=min(bv, 128), prep=Launch(4, 1, 128), forward=scan, recompute=scan, reverse=scan,
         grad=Launch(4),
     )  # fmt: skip
+
+
+def time_segments(plan: ScalarPlan, chip: Chip, heads: int, V: int, chunks: int) -> int:
+    """Stretches of time that run side by side: 1 unless few heads leave most of the chip idle over a long sequence.
+
+    Splitting costs a second pass that summarises each stretch, so it pays only where at least four times the programs
+    can run, each with enough chunks.
+    """
+    programs = heads * -(-V // plan.block_v)
+    if plan.block_k > 128 or plan.dot == chip.exact:
+        return 1
+    segments = 1
+    while segments < 16 and programs * segments * 2 <= 2 * chip.sms and chunks >= 16 * segments * 2:
+        segments *= 2
+    return segments if segments >= 4 else 1

@@ -10,13 +10,16 @@ import torch
 from torch import Tensor
 
 from fla.ops._common.device_index import ChunkTable, chunk_table
+from fla.ops._common.launch import Launcher, descriptor
 from fla.ops._common.policy import Chip, chip_of
 from fla.ops._delta.kernels.scalar_grad import scalar_fold, scalar_grad
 from fla.ops._delta.kernels.scalar_prep import SC, scalar_prep
-from fla.ops._delta.kernels.scalar_scan import scalar_reverse, scalar_scan
-from fla.ops._delta.policy import ScalarPlan, scalar_plan
+from fla.ops._delta.kernels.scalar_scan import scalar_merge, scalar_reverse, scalar_scan
+from fla.ops._delta.policy import ScalarPlan, scalar_plan, time_segments
 
 _SC = SC.value
+_prep, _scan, _reverse = Launcher(scalar_prep), Launcher(scalar_scan), Launcher(scalar_reverse)
+_grad, _fold, _merge = Launcher(scalar_grad), Launcher(scalar_fold), Launcher(scalar_merge)
 
 
 @dataclass(frozen=True)
@@ -30,18 +33,21 @@ class ScalarCall:
     beta_scale: float  # 0: beta is used as it is; else beta_scale * sigmoid(beta)
     norm: bool
     v_first: bool
+    segments: int = 1  # stretches that each sequence is cut into
 
     @classmethod
     def make(
-        cls, k: Tensor, v: Tensor, scale: float, norm: bool, beta_scale: float, v_first: bool, cu_seqlens: Tensor | None,
-        chip: Chip | None = None, plan: ScalarPlan | None = None,
+        cls, k: Tensor, v: Tensor, scale: float, norm: bool, beta_scale: float, v_first: bool,
+        cu_seqlens: Tensor | None, chip: Chip | None = None, plan: ScalarPlan | None = None, segments: int | None = None,
     ) -> ScalarCall:  # fmt: skip
         chip = chip_of(k.device) if chip is None else chip
         sequences = k.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
         if plan is None:
             plan = scalar_plan(chip, k.dtype, k.shape[-1], v.shape[-1], sequences * v.shape[2], norm)
         table = chunk_table(k.shape[0], k.shape[1], plan.chunk, cu_seqlens)
-        return cls(plan, chip, table, scale, beta_scale, norm, v_first)
+        if segments is None:
+            segments = time_segments(plan, chip, sequences * v.shape[2], v.shape[-1], table.chunks // max(sequences, 1))
+        return cls(plan, chip, table, scale, beta_scale, norm, v_first, segments)
 
 
 @dataclass(frozen=True)
@@ -61,11 +67,7 @@ class Shape:
 
 def _descriptor(x: Tensor, rows: int, cols: int, block_rows: int, block_cols: int, use: bool) -> Any:
     """A descriptor of ``x`` as a `[rows, cols]` matrix, or ``x`` where none is used."""
-    if not use:
-        return x
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    return TensorDescriptor(x, [rows, cols], [cols, 1], [block_rows, block_cols])
+    return descriptor(x, rows, cols, block_rows, block_cols) if use else x
 
 
 def _gate_mode(g: Tensor | None, A_log: Tensor | None) -> int:
@@ -86,41 +88,91 @@ def prepare(
     T = k.new_empty(tiles, C, C)
     A = k.new_empty(tiles, C, C)
     sc = torch.empty(tiles, _SC, C, dtype=torch.float32, device=k.device)
-    mode = _gate_mode(g, A_log)
-    scalar_prep[(tiles,)](
-        q, k, _descriptor(q, rows, s.H * s.K, C, p.prep_k, p.descriptors),
-        _descriptor(k, rows, s.H * s.K, C, p.prep_k, p.descriptors), beta if g is None else g, beta,
-        beta if A_log is None else A_log, beta if dt_bias is None else dt_bias, T,
-        _descriptor(T, tiles * C, C, C, C, p.descriptors), A, _descriptor(A, tiles * C, C, C, C, p.descriptors), sc,
+    d = p.descriptors
+    args = (
+        q, k, _descriptor(q, rows, s.H * s.K, C, p.prep_k, d), _descriptor(k, rows, s.H * s.K, C, p.prep_k, d),
+        beta if g is None else g, beta, beta if A_log is None else A_log, beta if dt_bias is None else dt_bias, T, A, sc,
         sc if t.rows is None else t.rows, s.T, t.per_sequence, s.H, s.HV, call.scale, call.beta_scale, int(save),
-        K=s.K, KB=p.prep_k, C=C, NORM=call.norm, GATE=mode, BIAS=dt_bias is not None, SIGMOID=call.beta_scale > 0,
-        VARLEN=t.varlen, DESC=p.descriptors, DOT=p.dot, INV=p.inverse, **p.prep.options(call.chip),
     )  # fmt: skip
+    meta = {
+        "K": s.K, "KB": p.prep_k, "C": C, "NORM": call.norm, "GATE": _gate_mode(g, A_log), "BIAS": dt_bias is not None,
+        "SIGMOID": call.beta_scale > 0, "VARLEN": t.varlen, "DESC": d, "DOT": p.dot, "INV": p.inverse,
+    }  # fmt: skip
+    _prep(tiles, args, meta, p.prep.options(call.chip))
     return T, A, sc
+
+
+def _scan_args(
+    call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, T: Tensor, A: Tensor, sc: Tensor, h0: Tensor | None,
+    entry: Tensor | None, o: Tensor | None, ht: Tensor | None, S: Tensor | None, U: Tensor | None, parts: int, bv: int,
+) -> tuple[Any, ...]:  # fmt: skip
+    p, t, s = call.plan, call.table, Shape.of(k, v)
+    C, tiles, rows, d = p.chunk, t.chunks * s.HV, s.B * s.T, p.descriptors
+    out = d and o is not None
+    return (
+        q, k, v, _descriptor(q, rows, s.H * s.K, C, p.block_k, out), _descriptor(k, rows, s.H * s.K, C, p.block_k, d),
+        _descriptor(v, rows, s.HV * s.V, C, bv, d), T, _descriptor(T, tiles * C, C, C, C, d), A,
+        _descriptor(A, tiles * C, C, C, C, out), sc, v if o is None else o,
+        v if o is None else _descriptor(o, rows, s.HV * s.V, C, bv, d),
+        k if S is None else S, k if S is None else _descriptor(S, tiles * s.V, s.K, bv, p.block_k, d),
+        k if U is None else U, k if U is None else _descriptor(U, tiles * s.V, C, bv, C, d), sc if h0 is None else h0,
+        sc if ht is None else ht, sc if entry is None else entry, sc if t.cu is None else t.cu,
+        sc if t.offsets is None else t.offsets, s.T, t.per_sequence, s.H, s.HV, int(h0 is not None), int(ht is not None),
+        call.segments, parts,
+    )  # fmt: skip
+
+
+def _scan_meta(call: ScalarCall, s: Shape, bv: int, out: bool, save: bool, split: int, stages: int) -> dict[str, Any]:
+    p = call.plan
+    return {
+        "K": s.K, "V": s.V, "BK": p.block_k, "BV": bv, "C": p.chunk, "OUT": out, "SAVE": save, "SPLIT": split,
+        "VFIRST": call.v_first, "VARLEN": call.table.varlen, "DESC": p.descriptors, "DOT": p.dot, "STAGES": stages,
+    }  # fmt: skip
+
+
+def entries(
+    call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, T: Tensor, A: Tensor, sc: Tensor, h0: Tensor | None
+) -> Tensor | None:  # fmt: skip
+    """States (transposed, padded, fp32) in which the stretches of each sequence begin; None where none is split."""
+    if call.segments == 1:
+        return None
+    p, t, s = call.plan, call.table, Shape.of(k, v)
+    bv, bk = p.block_v, p.block_k
+    nv, nk = -(-s.V // bv), -(-s.K // bv)
+    heads = t.sequences * call.segments * s.HV
+    summary = torch.empty(heads, (nv + nk) * bv, bk, dtype=torch.float32, device=k.device)
+    entry = torch.empty(heads, nv * bv, bk, dtype=torch.float32, device=k.device)
+    parts = call.segments - 1
+    launch = p.recompute
+    args = _scan_args(call, q, k, v, T, A, sc, h0, summary, None, None, None, None, parts, bv)
+    _scan(
+        (nv + nk) * s.HV * parts * t.sequences, args, _scan_meta(call, s, bv, False, False, 2, launch.stages),
+        launch.options(call.chip),
+    )  # fmt: skip
+    rows = 16
+    _merge(
+        nv * bv // rows * s.HV * t.sequences, (summary, entry, call.segments, s.HV),
+        {"RV": nv * bv, "RK": nk * bv, "BK": bk, "BM": rows, "DOT": call.chip.exact}, {"num_warps": 4, "num_stages": 1},
+    )  # fmt: skip
+    return entry
 
 
 def scan(
     call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, T: Tensor, A: Tensor, sc: Tensor, h0: Tensor | None,
-    output: bool, final: bool, save: bool,
+    entry: Tensor | None, output: bool, final: bool, save: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """(o, final state, S^T `[chunks * HV, V, K]`, u^T `[chunks * HV, V, C]`), each None unless asked for."""
     p, t, s = call.plan, call.table, Shape.of(k, v)
-    C, tiles, rows, d, bv = p.chunk, t.chunks * s.HV, s.B * s.T, p.descriptors, p.block_v
+    tiles, bv = t.chunks * s.HV, p.block_v
     o = torch.empty_like(v) if output else None
     ht = torch.empty(state_shape(call, s), dtype=torch.float32, device=k.device) if final else None
     S = k.new_empty(tiles, s.V, s.K) if save else None
-    U = k.new_empty(tiles, s.V, C) if save else None
-    ot, St, Ut = v if o is None else o, k if S is None else S, k if U is None else U
+    U = k.new_empty(tiles, s.V, p.chunk) if save else None
     launch = p.forward if output else p.recompute
-    scalar_scan[(-(-s.V // bv) * s.HV * t.sequences,)](
-        q, k, v, _descriptor(q, rows, s.H * s.K, C, p.block_k, d), _descriptor(k, rows, s.H * s.K, C, p.block_k, d),
-        _descriptor(v, rows, s.HV * s.V, C, bv, d), T, _descriptor(T, tiles * C, C, C, C, d), A,
-        _descriptor(A, tiles * C, C, C, C, d), sc, ot, _descriptor(ot, rows, s.HV * s.V, C, bv, d and output),
-        St, _descriptor(St, tiles * s.V, s.K, bv, p.block_k, d and save),
-        Ut, _descriptor(Ut, tiles * s.V, C, bv, C, d and save), sc if h0 is None else h0, sc if ht is None else ht,
-        sc if t.cu is None else t.cu, sc if t.offsets is None else t.offsets, s.T, t.per_sequence, s.H, s.HV,
-        int(h0 is not None), int(final), K=s.K, V=s.V, BK=p.block_k, BV=bv, C=C, OUT=output, SAVE=save,
-        VFIRST=call.v_first, VARLEN=t.varlen, DESC=d, DOT=p.dot, STAGES=launch.stages, **launch.options(call.chip),
+    args = _scan_args(call, q, k, v, T, A, sc, h0, entry, o, ht, S, U, call.segments, bv)
+    _scan(
+        -(-s.V // bv) * s.HV * call.segments * t.sequences, args,
+        _scan_meta(call, s, bv, output, save, int(entry is not None), launch.stages), launch.options(call.chip),
     )  # fmt: skip
     return o, ht, S, U
 
@@ -134,15 +186,19 @@ def reverse(
     C, tiles, rows, d, bv = p.chunk, t.chunks * s.HV, s.B * s.T, p.descriptors, p.block_v
     dv = torch.empty_like(do)
     X = k.new_empty(tiles, s.V, s.K)
-    scalar_reverse[(-(-s.V // bv) * s.HV * t.sequences,)](
+    args = (
         q, k, do, _descriptor(q, rows, s.H * s.K, C, p.block_k, d), _descriptor(k, rows, s.H * s.K, C, p.block_k, d),
         _descriptor(do, rows, s.HV * s.V, C, bv, d), T, _descriptor(T, tiles * C, C, C, C, d), A,
         _descriptor(A, tiles * C, C, C, C, d), sc, dv, _descriptor(dv, rows, s.HV * s.V, C, bv, d), X,
         _descriptor(X, tiles * s.V, s.K, bv, p.block_k, d), sc if dht is None else dht, sc if dh0 is None else dh0,
         sc if t.cu is None else t.cu, sc if t.offsets is None else t.offsets, s.T, t.per_sequence, s.H, s.HV,
-        int(dht is not None), int(dh0 is not None), K=s.K, V=s.V, BK=p.block_k, BV=bv, C=C, VFIRST=call.v_first,
-        VARLEN=t.varlen, DESC=d, DOT=p.dot, STAGES=p.reverse.stages, **p.reverse.options(call.chip),
+        int(dht is not None), int(dh0 is not None),
     )  # fmt: skip
+    meta = {
+        "K": s.K, "V": s.V, "BK": p.block_k, "BV": bv, "C": C, "VFIRST": call.v_first, "VARLEN": t.varlen, "DESC": d,
+        "DOT": p.dot, "STAGES": p.reverse.stages,
+    }  # fmt: skip
+    _reverse(-(-s.V // bv) * s.HV * t.sequences, args, meta, p.reverse.options(call.chip))
     return dv, X
 
 
@@ -194,20 +250,21 @@ def gradients(
         sc if t.rows is None else t.rows, sc if t.cu is None else t.cu, sc if t.offsets is None else t.offsets,
         s.T, t.per_sequence, s.H, s.HV, rows, call.scale, 1.0 / call.beta_scale if call.beta_scale else 0.0,
     )  # fmt: skip
-    options = {
+    meta = {
         "K": s.K, "V": s.V, "BK": bk, "BV": bv, "C": C, "NORM": call.norm, "DECAY": mode, "BIAS": dt_bias is not None,
-        "PROJECT": blocks == 1, "VARLEN": t.varlen, "DOT": p.dot, **p.grad.options(call.chip),
+        "PROJECT": blocks == 1, "VARLEN": t.varlen, "DESC": d, "TAILS": False, "DOT": p.dot,
     }  # fmt: skip
+    options = p.grad.options(call.chip)
     if not d or t.varlen or s.T >= C:
-        scalar_grad[(blocks * tiles,)](*main, *rest, DESC=d, TAILS=False, **options)
+        _grad(blocks * tiles, (*main, *rest), meta, options)
     if d and (t.varlen or s.T % C):
-        scalar_grad[(blocks * s.HV * t.sequences,)](*tails, *rest, DESC=False, TAILS=True, **options)
+        _grad(blocks * s.HV * t.sequences, (*tails, *rest), {**meta, "DESC": False, "TAILS": True}, options)
     if fold:
         dqh, dkh, dq, dk = dq, dk, torch.empty_like(q), torch.empty_like(k)
-        bk = min(p.block_k, 128)
-        scalar_fold[(-(-s.K // bk) * s.H * -(-rows // 32),)](
-            q, k, dqh, dkh, sc if part is None else part, dq, dk, rows, s.H, s.HV,
-            K=s.K, NK=blocks, BR=32, BK=bk, FACTORS=part is not None, num_warps=4,
+        width = min(p.block_k, 128)
+        _fold(
+            -(-s.K // width) * s.H * -(-rows // 32), (q, k, dqh, dkh, sc if part is None else part, dq, dk, rows, s.H, s.HV),
+            {"K": s.K, "NK": blocks, "BR": 32, "BK": width, "FACTORS": part is not None}, {"num_warps": 4, "num_stages": 1},
         )  # fmt: skip
     if blocks > 1:
         db = db.sum(0)

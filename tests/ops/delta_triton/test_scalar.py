@@ -39,7 +39,7 @@ def poisoned(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **k: fill(new_empty(*a, **k)))
 
 
-def run(x, *, norm=True, sigmoid=0.0, v_first=False, cu=None, change=None):
+def run(x, *, norm=True, sigmoid=0.0, v_first=False, cu=None, change=None, segments=1):
     """Errors of outputs and of every gradient."""
     q, v = x["q"], x["v"]
     plan = dataclasses.replace(scalar_plan(CHIP, q.dtype, q.shape[-1], v.shape[-1], 100, norm), **(change or {}))
@@ -48,6 +48,7 @@ def run(x, *, norm=True, sigmoid=0.0, v_first=False, cu=None, change=None):
         y["q"], y["k"], y["v"], y.get("g"), y["beta"], scale=None, initial_state=y.get("initial_state"),
         output_final_state=True, norm=norm, beta_scale=sigmoid, A_log=y.get("A_log"), dt_bias=y.get("dt_bias"),
         v_first=v_first, cu_seqlens=None if cu is None else torch.tensor(cu), chip=CHIP, plan=plan,
+        segments=segments,
     )  # fmt: skip
     gen = torch.Generator().manual_seed(1)
     do = torch.randn(v.shape, generator=gen).to(v.dtype)
@@ -62,9 +63,6 @@ def run(x, *, norm=True, sigmoid=0.0, v_first=False, cu=None, change=None):
 def check(errors, limit=1e-5):
     wrong = {n: e for n, e in errors.items() if not e < limit}
     assert not wrong, wrong
-
-
-HALF_CHUNK64 = {"chunk": 64, "inverse": "fp16"}
 
 
 @pytest.mark.parametrize("gate", [None, "given", "kernel"])
@@ -107,6 +105,15 @@ def test_a_sequence_does_not_see_its_neighbours():
     do = torch.ones_like(o)
     grads = torch.autograd.grad(o, list(y.values()), do)
     assert all(t[:, :70].isfinite().all() for t in (o, *grads))
+
+
+@pytest.mark.parametrize("descriptors", [False, True])
+@pytest.mark.parametrize("cu", [None, [0, 3, 3, 230, 300]])
+def test_stretches_of_time_side_by_side(cu, descriptors):
+    n = 1 if cu is None else len(cu) - 1
+    x = make_inputs(T=300, K=16, V=32, dtype=torch.float16, initial=True, sequences=n)
+    change = {"descriptors": descriptors, "block_v": 16}
+    check(run(x, cu=cu, change=change, segments=4), 3e-3)
 
 
 @pytest.mark.parametrize("norm", [True, False])

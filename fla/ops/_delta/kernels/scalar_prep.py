@@ -32,7 +32,7 @@ MIN_LOG_DECAY = tl.constexpr(-104.0)
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "HV", "save"])
 def scalar_prep(
-    q, k, qd, kd, g, beta, A_log, dt_bias, Tm, Td, Aqk, Ad, sc, table, T, NT, H, HV, scale, beta_scale, save,
+    q, k, qd, kd, g, beta, A_log, dt_bias, Tm, Aqk, sc, table, T, NT, H, HV, scale, beta_scale, save,
     K: tl.constexpr, KB: tl.constexpr, C: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr,
     SIGMOID: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr, INV: tl.constexpr,
 ):  # fmt: skip
@@ -96,7 +96,7 @@ def scalar_prep(
         A = tl.dot(qj, tl.trans(kj), A, input_precision=DOT)
     A = tl.where((low | eye) & ok[:, None], A * tl.where(eye, 1.0, dec) * rq[:, None] * col[None, :], 0.0)
     tile = it * HV + h
-    store_tile(Aqk, Ad, A.to(dt), tile, 0, 0, C, C, C, C, DESC)
+    store_tile(Aqk, Aqk, A.to(dt), tile, 0, 0, C, C, C, C, False)
     eG = tl.exp2(G)
     sp = sc + tile.to(tl.int64) * (SC * C) + rr
     tl.store(sp + SC_CQ * C, rq * eG)
@@ -108,4 +108,4 @@ def scalar_prep(
     tl.store(sp + SC_RK * C, rk, mask=keep)
     tl.store(sp + SC_BETA * C, bt, mask=keep)
     X = tri_inv(L, C, INV)
-    store_tile(Tm, Td, X.to(dt), tile, 0, 0, C, C, C, C, DESC)
+    store_tile(Tm, Tm, X.to(dt), tile, 0, 0, C, C, C, C, False)

@@ -20,9 +20,9 @@ from fla.ops._delta.kernels.scalar_prep import SC, SC_CK, SC_CQ, SC_CU, SC_G
 
 @triton.jit
 def _forward_step(
-    S, q, k, v, qd, kd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, row, n, h, hk, v0, H, HV,
+    S, fac, q, k, v, qd, kd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, row, n, h, hk, v0, H, HV,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr,
-    SAVE: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr,
+    SAVE: tl.constexpr, SPLIT: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     dt: tl.constexpr = k.dtype.element_ty
     rr = tl.arange(0, C)
@@ -43,6 +43,8 @@ def _forward_step(
     ks = tl.dot(Sb, tl.trans(kt), input_precision=DOT)
     # v stays in shared memory and off the chain of dependent products: one product more, but fewer registers.
     u = tl.dot(tl.trans(vt), tl.trans(tt), input_precision=DOT)
+    if SPLIT == 2:
+        u = u * fac
     u = tl.dot((ks * (-ck)[None, :]).to(dt), tl.trans(tt), u, input_precision=DOT)
     if SAVE:
         store_tile(Ut, Ud, u.to(dt), tile, v0, 0, V, C, BV, C, DESC)
@@ -56,40 +58,97 @@ def _forward_step(
     return S
 
 
-@triton.jit(do_not_specialize=["T", "NT", "H", "HV", "has_h0", "has_ht"])
+@triton.jit(do_not_specialize=["T", "NT", "H", "HV", "has_h0", "has_ht", "segments", "parts"])
 def scalar_scan(
-    q, k, v, qd, kd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, h0, ht, cu, offsets, T, NT, H, HV, has_h0, has_ht,
+    q, k, v, qd, kd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, h0, ht, entry, cu, offsets, T, NT, H, HV, has_h0, has_ht,
+    segments, parts,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr,
-    SAVE: tl.constexpr, VFIRST: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr,
-    STAGES: tl.constexpr,
+    SAVE: tl.constexpr, SPLIT: tl.constexpr, VFIRST: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr,
+    DOT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """OUT: write o. SAVE: write each chunk's entry state ``S^T`` [V, K] and ``u^T`` [V, C] for the backward."""
+    """OUT: write o. SAVE: write each chunk's entry state ``S^T`` [V, K] and ``u^T`` [V, C] for the backward.
+
+    SPLIT: 0 a sequence a program; 1 one of ``segments`` stretches of it, from the state in ``entry``; 2 summarise a
+    stretch as the map S^T -> E + S^T M: ``entry`` takes E [V, K] (from h0 in the first stretch), then M [K, K]. There are
+    ``parts`` stretches in the grid.
+    """
     NV: tl.constexpr = (V + BV - 1) // BV
+    NB: tl.constexpr = NV + ((K + BV - 1) // BV if SPLIT == 2 else 0)
     pid = tl.program_id(0)
-    v0 = (pid % NV) * BV
-    h = (pid // NV) % HV
-    i = pid // (NV * HV)
+    block = pid % NB
+    h = (pid // NB) % HV
+    seg = (pid // (NB * HV)) % parts
+    i = pid // (NB * HV * parts)
     hk = h // (HV // H)
     bos, length, first = sequence_at(cu, offsets, i, T, NT, VARLEN)
+    v0 = block * BV
+    fac = 1.0
+    slot = ((i.to(tl.int64) * segments + seg) * HV + h) * (NB * BV if SPLIT == 2 else NV * BV) * BK
+    eo = (v0 + tl.arange(0, BV))[:, None] * BK + tl.arange(0, BK)[None, :]
     state = (i.to(tl.int64) * HV + h) * (K * V)
     so, sm = state_offsets(v0, K, V, BK, BV, VFIRST)
-    S = tl.load(h0 + state + so, mask=sm & (has_h0 != 0), other=0.0).to(tl.float32)
-    loop = length // C if DESC else (length + C - 1) // C
-    for t in tl.range(0, loop, num_stages=STAGES):
+    begin = (seg == 0) & (has_h0 != 0)
+    S = tl.load(h0 + state + so, mask=sm & begin, other=0.0).to(tl.float32)
+    if SPLIT == 1:
+        S += tl.load(entry + slot + eo, mask=(seg > 0) & (eo >= 0), other=0.0)
+    if SPLIT == 2:
+        if block >= NV:
+            fac = 0.0
+            v0 = (block - NV) * BV
+            S = tl.where((v0 + tl.arange(0, BV))[:, None] == tl.arange(0, BK)[None, :], 1.0, 0.0)
+            v0 = 0
+    full = length // C
+    chunks = (length + C - 1) // C
+    if SPLIT:
+        per = (chunks + segments - 1) // segments
+        lo = tl.minimum(seg * per, chunks)
+        hi = tl.minimum(lo + per, chunks)
+    else:
+        lo = 0
+        hi = chunks
+    loop = tl.minimum(hi, full) if DESC else hi
+    for t in tl.range(lo, loop, num_stages=STAGES):
         tile = (first + t) * HV + h
         S = _forward_step(
-            S, q, k, v, qd, kd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, bos + t * C, length - t * C, h, hk,
-            v0, H, HV, K, V, BK, BV, C, OUT, SAVE, DESC, DOT,
+            S, fac, q, k, v, qd, kd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, bos + t * C, length - t * C, h,
+            hk, v0, H, HV, K, V, BK, BV, C, OUT, SAVE, SPLIT, DESC, DOT,
         )  # fmt: skip
     if DESC:
-        if loop * C < length:
-            tile = (first + loop) * HV + h
+        if (hi > full) & (lo < hi):
+            tile = (first + full) * HV + h
             S = _forward_step(
-                S, q, k, v, qd, kd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, bos + loop * C,
-                length - loop * C, h, hk, v0, H, HV, K, V, BK, BV, C, OUT, SAVE, False, DOT,
+                S, fac, q, k, v, qd, kd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, bos + full * C,
+                length - full * C, h, hk, v0, H, HV, K, V, BK, BV, C, OUT, SAVE, SPLIT, False, DOT,
             )  # fmt: skip
-    so, sm = state_offsets(v0, K, V, BK, BV, VFIRST)
-    tl.store(ht + state + so, S, mask=sm & (has_ht != 0))
+    if SPLIT == 2:
+        eo = (block * BV + tl.arange(0, BV))[:, None] * BK + tl.arange(0, BK)[None, :]
+        tl.store(entry + slot + eo, S)
+    else:
+        so, sm = state_offsets(v0, K, V, BK, BV, VFIRST)
+        tl.store(ht + state + so, S, mask=sm & (has_ht != 0) & (seg == parts - 1))
+
+
+@triton.jit(do_not_specialize=["segments", "HV"])
+def scalar_merge(
+    summary, entry, segments, HV, RV: tl.constexpr, RK: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Entry states of all stretches but the first from their summaries. RV, RK: padded rows of E and M."""
+    pid = tl.program_id(0)
+    NM: tl.constexpr = RV // BM
+    r = (pid % NM) * BM + tl.arange(0, BM)
+    h = (pid // NM) % HV
+    i = (pid // (NM * HV)).to(tl.int64)
+    c = tl.arange(0, BK)
+    rk = tl.arange(0, BK)
+    S = tl.load(summary + (i * segments * HV + h) * ((RV + RK) * BK) + r[:, None] * BK + c[None, :])
+    for p in tl.range(1, segments, num_stages=1):
+        at = (i * segments + p) * HV + h
+        tl.store(entry + at * (RV * BK) + r[:, None] * BK + c[None, :], S)
+        if p < segments - 1:
+            base = summary + at * ((RV + RK) * BK)
+            E = tl.load(base + r[:, None] * BK + c[None, :])
+            M = tl.load(base + (RV + rk)[:, None] * BK + c[None, :], mask=(rk < RK)[:, None], other=0.0)
+            S = E + tl.dot(S, M, input_precision=DOT)
 
 
 @triton.jit

@@ -164,7 +164,6 @@ def vector_grad(
     K: tl.constexpr,
     KP: tl.constexpr,
     KB: tl.constexpr,
-    NS: tl.constexpr,
     V: tl.constexpr,
     VP: tl.constexpr,
     VB: tl.constexpr,
@@ -183,14 +182,14 @@ def vector_grad(
     TMA: tl.constexpr,
     GTMA: tl.constexpr,
     OTMA: tl.constexpr,
-    STAGES: tl.constexpr,
+    DGTMA: tl.constexpr,
 ):
-    """One program per (channel group of NS slices of KB, head, 32 tokens), after `vector_scores`.
+    """One program per (KB channels, head, 32 tokens), after `vector_scores`.
 
     dq, dk: [rows, H, K] (per value head); dg: gradient of ``g``; db: [groups, rows, H] fp32 parts of ``dbeta``;
     da: [groups, 2 NT, H] and dbias: [2 NT, H, K] fp32 parts of the gate's parameter gradients.
     """
-    NG: tl.constexpr = KP // (KB * NS)
+    NG: tl.constexpr = KP // KB
     sg = tl.program_id(0) % NG
     h = tl.program_id(0) // NG
     ic = tl.program_id(1)
@@ -201,14 +200,13 @@ def vector_grad(
     gi = (sg * tl.num_programs(1) + ic).to(tl.int64) * H + h
     gc = (ic.to(tl.int64) * H + h) * K
     cc = tl.arange(0, KB)
+    c0 = sg * KB
     if n <= 0:
         # nothing in this half of a tile: its parts of the sums over chunks count as 0
         if RATE:
             tl.store(da + gi, 0.0)
         if BIAS:
-            for s in tl.range(0, NS):
-                c = (sg * NS + s) * KB + cc
-                tl.store(dbias + gc + c, tl.zeros((KB,), tl.float32), mask=c < K)
+            tl.store(dbias + gc + c0 + cc, tl.zeros((KB,), tl.float32), mask=c0 + cc < K)
         return
     NVB: tl.constexpr = VP // VB
     VC: tl.constexpr = V % VB != 0
@@ -225,12 +223,18 @@ def vector_grad(
     vp = vecs + w2.to(tl.int64) * 160
     unit = tl.load(vp + 128)
     back = 1.0 / unit
+    # All loads first: nothing else is held yet, and they travel together.
+    x = load_tile(g, row, n, h * K + c0, K - c0, H * K, 32, KB, GTMA, ROWS, KC)
+    kf = load_tile(k, row, n, hk * K + c0, K - c0, HK * K, 32, KB, TMA, ROWS, KC)
+    qf = load_tile(q, row, n, hk * K + c0, K - c0, HK * K, 32, KB, TMA, ROWS, KC)
     A = load_tile(scores, w2 * 64, 32, 0, 32, 32, 32, 32, TMA, False, False)
     F = load_tile(scores, w2 * 64 + 32, 32, 0, 32, 32, 32, 32, TMA, False, False)
     if NVB == 1:
         vT = load_tile(news, w * VP, VB, sub * 32, 64, 64, VB, 32, TMA, False, False)
         yT = load_tile(ys, w * VP, VB, sub * 32, 64, 64, VB, 32, TMA, False, False)
         dot = load_tile(do, row, n, h * V, V, H * V, 32, VB, TMA, RD, VC)
+        St = load_tile(states, w2 * VP, VB, c0, KP, KP, VB, KB, TMA, False, False)
+        Xt = load_tile(exits, w2 * VP, VB, c0, KP, KP, VB, KB, TMA, False, False)
     bv = write_rate(tl.load(beta + at, mask=r < n, other=0.0), BETA)
     if ROWS:
         bv = tl.where(r < n, bv, 0.0)
@@ -245,146 +249,139 @@ def vector_grad(
     rate = 1.0
     if RATE:
         rate = tl.exp(tl.load(a_log + h).to(tl.float32))
-    dav = 0.0
     tri = one_matrix(ones, 0, 32)
     tru = one_matrix(ones, 1, 32)
-    for s in tl.range(0, NS, num_stages=STAGES):
-        c0 = (sg * NS + s) * KB
-        x = tl.trans(load_tile(g, row, n, h * K + c0, K - c0, H * K, 32, KB, GTMA, ROWS, KC)).to(tl.float32)
-        bias = 0.0
+    x = tl.trans(x).to(tl.float32)
+    bias = 0.0
+    if BIAS:
+        bias = tl.load(dt_bias + h * K + c0 + cc, mask=c0 + cc < K, other=0.0).to(tl.float32)[:, None]
+    gl = log_decay(x, rate, bias, lower, GATE, EXACT)
+    if ROWS:
+        gl = tl.where(j < n, gl, 0.0)
+    gh, gr = split_gates(gl, SD)
+    es = ex2(gate_sum(gh, gr, tl.trans(tru), SD, GPREC))
+    G = gate_sum(gh, gr, tl.trans(tri), SD, GPREC)
+    # Each product stands right before its use: results are the largest things held.
+    if NVB == 1:
+        SX = tl.dot(tl.trans(St), Xt, input_precision=PREC)
+        VX = tl.dot(tl.trans(Xt), vT, input_precision=PREC)
+    else:
+        QS = tl.zeros((KB, 32), tl.float32)
+        YS = tl.zeros((KB, 32), tl.float32)
+        VX = tl.zeros((KB, 32), tl.float32)
+        SX = tl.zeros((KB, KB), tl.float32)
+        for b in tl.static_range(NVB):
+            vT = load_tile(news, w * VP + b * VB, VB, sub * 32, 64, 64, VB, 32, TMA, False, False)
+            dot = load_tile(do, row, n, h * V + b * VB, V - b * VB, H * V, 32, VB, TMA, RD, VC)
+            yT = load_tile(ys, w * VP + b * VB, VB, sub * 32, 64, 64, VB, 32, TMA, False, False)
+            St = load_tile(states, w2 * VP + b * VB, VB, c0, KP, KP, VB, KB, TMA, False, False)
+            Xt = load_tile(exits, w2 * VP + b * VB, VB, c0, KP, KP, VB, KB, TMA, False, False)
+            SX = tl.dot(tl.trans(St), Xt, SX, input_precision=PREC)
+            QS = tl.dot(tl.trans(St), tl.trans(dot), QS, input_precision=PREC)
+            YS = tl.dot(tl.trans(St), yT, YS, input_precision=PREC)
+            VX = tl.dot(tl.trans(Xt), vT, VX, input_precision=PREC)
+    ss = tl.sum(tl.where(cc[:, None] == cc[None, :], SX, 0.0), 1)
+    ss = ss * back * tl.load(decay + w2.to(tl.int64) * KP + c0 + cc)
+    kf = tl.trans(kf).to(tl.float32)
+    kn = kf * rk[None, :]
+    # hp and hs: gradients of the decay summed up to a token, and after it
+    xw = (es * back) * VX
+    xg = grad_sum(kn * xw, tru, SD, PREC, False) + ss[:, None]
+    if EXACT:
+        Ed = ex2(G) * back
+    else:
+        E = ex2(G + SHIFT)
+        Ei = ex2((G + SHIFT) * -1.0)
+        Ed = E * (back * UNSHIFT)
+    if NVB == 1:
+        QS = tl.dot(tl.trans(St), tl.trans(dot), input_precision=PREC)
+    if ROWS:
+        QS = tl.where(j < n, QS, 0.0)
+    qf = tl.trans(qf).to(tl.float32)
+    qn = qf * rq[None, :]
+    xq = Ed * QS
+    hp = qn * xq
+    if not EXACT:
+        kc = narrow(kn * Ei, SD)
+        qr = narrow(qn * E, SD)
+        p = tl.dot(kc, tl.trans(A), input_precision=PREC)
+        hp += qr.to(tl.float32) * p
+        xq += E * p
+    if NVB == 1:
+        YS = tl.dot(tl.trans(St), yT, input_precision=PREC)
+    xr = -Ed * YS
+    hp += kn * (bt * xr)
+    if EXACT:
+        diag = tl.load(vp + 96 + r)[None, :]
+        xq += diag * kn
+        xw += diag * qn
+        for lv in tl.range(0, 5):
+            half = 16 >> lv
+            m = one_matrix(ones, 3 + lv, 32)
+            f = ex2(gate_sum(gh, gr, tl.trans(m), SD, GPREC))
+            pairs = level_pairs(half, 32)
+            Al = tl.where(pairs, A, 0.0).to(SD)
+            Fl = tl.where(pairs, F, 0.0).to(SD)
+            kk = kn * f
+            qq = qn * f
+            kb = narrow(kk, SD)
+            p = tl.dot(kb, tl.trans(Al), input_precision=PREC)
+            xq += f * p
+            hl = qq * p
+            p = tl.dot(kb, tl.trans(Fl), input_precision=PREC)
+            xr += f * p
+            kk = kk * bt
+            hl += kk * p
+            p = tl.dot(narrow(qq, SD), Al, input_precision=PREC)
+            p = tl.dot(narrow(kk, SD), Fl, p, input_precision=PREC)
+            xw += f * p
+            hl += (kn * f) * p
+            xg += grad_sum(hl, m, SD, PREC, False)
+    xq = xq * (rq * unit)[None, :]
+    if NORM:
+        xq -= qf * tl.load(vp + r)[None, :]
+    if OTMA:
+        dq.store([row, h * K + c0], tl.trans(xq.to(DT)))
+    else:
+        xq = tl.trans(xq).to(dq.dtype.element_ty)
+        store_tile(dq, xq, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
+    if not EXACT:
+        kr = narrow(kn * (E * bt), SD)
+        p = tl.dot(kc, tl.trans(F), input_precision=PREC)
+        hp += kr.to(tl.float32) * p
+        xr += E * p
+        p = tl.dot(qr, A, input_precision=PREC)
+        p = tl.dot(kr, F, p, input_precision=PREC)
+        hp -= kc.to(tl.float32) * p
+        xw += Ei * p
+    dbv += tl.sum(kf * xr, 0) * (rk * unit)
+    xk = (xr * bt + xw) * (rk * unit)[None, :]
+    if NORM:
+        xk -= kf * tl.load(vp + 32 + r)[None, :]
+    if OTMA:
+        dk.store([row, h * K + c0], tl.trans(xk.to(DT)))
+    else:
+        xk = tl.trans(xk).to(dk.dtype.element_ty)
+        store_tile(dk, xk, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
+    xg = (xg + grad_sum(hp, tri, SD, PREC, not EXACT)) * unit
+    if GATE > 0:
+        xg, xa = log_decay_grad(xg, x, rate, bias, lower, GATE)
+        if RATE:
+            if ROWS:
+                xa = tl.where(j < n, xa, 0.0)
+            if KC:
+                xa = tl.where(c0 + cc[:, None] < K, xa, 0.0)
+            tl.store(da + gi, tl.sum(tl.sum(xa, 1), 0))
         if BIAS:
-            bias = tl.load(dt_bias + h * K + c0 + cc, mask=c0 + cc < K, other=0.0).to(tl.float32)[:, None]
-        gl = log_decay(x, rate, bias, lower, GATE, EXACT)
-        if ROWS:
-            gl = tl.where(j < n, gl, 0.0)
-        gh, gr = split_gates(gl, SD)
-        es = ex2(gate_sum(gh, gr, tl.trans(tru), SD, GPREC))
-        G = gate_sum(gh, gr, tl.trans(tri), SD, GPREC)
-        # Loaded here, so that each product below can start at once; products follow their first use to free registers.
-        if NVB == 1:
-            St = load_tile(states, w2 * VP, VB, c0, KP, KP, VB, KB, TMA, False, False)
-            Xt = load_tile(exits, w2 * VP, VB, c0, KP, KP, VB, KB, TMA, False, False)
-            SX = tl.dot(tl.trans(St), Xt, input_precision=PREC)
-            VX = tl.dot(tl.trans(Xt), vT, input_precision=PREC)
-        else:
-            QS = tl.zeros((KB, 32), tl.float32)
-            YS = tl.zeros((KB, 32), tl.float32)
-            VX = tl.zeros((KB, 32), tl.float32)
-            SX = tl.zeros((KB, KB), tl.float32)
-            for b in tl.static_range(NVB):
-                vT = load_tile(news, w * VP + b * VB, VB, sub * 32, 64, 64, VB, 32, TMA, False, False)
-                dot = load_tile(do, row, n, h * V + b * VB, V - b * VB, H * V, 32, VB, TMA, RD, VC)
-                yT = load_tile(ys, w * VP + b * VB, VB, sub * 32, 64, 64, VB, 32, TMA, False, False)
-                St = load_tile(states, w2 * VP + b * VB, VB, c0, KP, KP, VB, KB, TMA, False, False)
-                Xt = load_tile(exits, w2 * VP + b * VB, VB, c0, KP, KP, VB, KB, TMA, False, False)
-                SX = tl.dot(tl.trans(St), Xt, SX, input_precision=PREC)
-                QS = tl.dot(tl.trans(St), tl.trans(dot), QS, input_precision=PREC)
-                YS = tl.dot(tl.trans(St), yT, YS, input_precision=PREC)
-                VX = tl.dot(tl.trans(Xt), vT, VX, input_precision=PREC)
-        ss = tl.sum(tl.where(cc[:, None] == cc[None, :], SX, 0.0), 1)
-        ss = ss * back * tl.load(decay + w2.to(tl.int64) * KP + c0 + cc)
-        kf = tl.trans(load_tile(k, row, n, hk * K + c0, K - c0, HK * K, 32, KB, TMA, ROWS, KC)).to(tl.float32)
-        kn = kf * rk[None, :]
-        # hp and hs: gradients of the decay summed up to a token, and after it
-        xw = (es * back) * VX
-        xg = grad_sum(kn * xw, tru, SD, PREC, False) + ss[:, None]
-        if EXACT:
-            Ed = ex2(G) * back
-        else:
-            E = ex2(G + SHIFT)
-            Ei = ex2((G + SHIFT) * -1.0)
-            Ed = E * (back * UNSHIFT)
-        if NVB == 1:
-            QS = tl.dot(tl.trans(St), tl.trans(dot), input_precision=PREC)
-        if ROWS:
-            QS = tl.where(j < n, QS, 0.0)
-        qf = tl.trans(load_tile(q, row, n, hk * K + c0, K - c0, HK * K, 32, KB, TMA, ROWS, KC)).to(tl.float32)
-        qn = qf * rq[None, :]
-        xq = Ed * QS
-        hp = qn * xq
-        if not EXACT:
-            kc = narrow(kn * Ei, SD)
-            qr = narrow(qn * E, SD)
-            p = tl.dot(kc, tl.trans(A), input_precision=PREC)
-            hp += qr.to(tl.float32) * p
-            xq += E * p
-        if NVB == 1:
-            YS = tl.dot(tl.trans(St), yT, input_precision=PREC)
-        xr = -Ed * YS
-        hp += kn * (bt * xr)
-        if EXACT:
-            diag = tl.load(vp + 96 + r)[None, :]
-            xq += diag * kn
-            xw += diag * qn
-            for lv in tl.range(0, 5):
-                half = 16 >> lv
-                m = one_matrix(ones, 3 + lv, 32)
-                f = ex2(gate_sum(gh, gr, tl.trans(m), SD, GPREC))
-                pairs = level_pairs(half, 32)
-                Al = tl.where(pairs, A, 0.0).to(SD)
-                Fl = tl.where(pairs, F, 0.0).to(SD)
-                kk = kn * f
-                qq = qn * f
-                kb = narrow(kk, SD)
-                p = tl.dot(kb, tl.trans(Al), input_precision=PREC)
-                xq += f * p
-                hl = qq * p
-                p = tl.dot(kb, tl.trans(Fl), input_precision=PREC)
-                xr += f * p
-                kk = kk * bt
-                hl += kk * p
-                p = tl.dot(narrow(qq, SD), Al, input_precision=PREC)
-                p = tl.dot(narrow(kk, SD), Fl, p, input_precision=PREC)
-                xw += f * p
-                hl += (kn * f) * p
-                xg += grad_sum(hl, m, SD, PREC, False)
-        xq = xq * (rq * unit)[None, :]
-        if NORM:
-            xq -= qf * tl.load(vp + r)[None, :]
-        if OTMA:
-            dq.store([row, h * K + c0], tl.trans(xq.to(DT)))
-        else:
-            xq = tl.trans(xq).to(dq.dtype.element_ty)
-            store_tile(dq, xq, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
-        if not EXACT:
-            kr = narrow(kn * (E * bt), SD)
-            p = tl.dot(kc, tl.trans(F), input_precision=PREC)
-            hp += kr.to(tl.float32) * p
-            xr += E * p
-            p = tl.dot(qr, A, input_precision=PREC)
-            p = tl.dot(kr, F, p, input_precision=PREC)
-            hp -= kc.to(tl.float32) * p
-            xw += Ei * p
-        dbv += tl.sum(kf * xr, 0) * (rk * unit)
-        xk = (xr * bt + xw) * (rk * unit)[None, :]
-        if NORM:
-            xk -= kf * tl.load(vp + 32 + r)[None, :]
-        if OTMA:
-            dk.store([row, h * K + c0], tl.trans(xk.to(DT)))
-        else:
-            xk = tl.trans(xk).to(dk.dtype.element_ty)
-            store_tile(dk, xk, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
-        xg = (xg + grad_sum(hp, tri, SD, PREC, not EXACT)) * unit
-        if GATE > 0:
-            xg, xa = log_decay_grad(xg, x, rate, bias, lower, GATE)
-            if RATE:
-                if ROWS:
-                    xa = tl.where(j < n, xa, 0.0)
-                if KC:
-                    xa = tl.where(c0 + cc[:, None] < K, xa, 0.0)
-                dav += tl.sum(tl.sum(xa, 1), 0)
-            if BIAS:
-                y = xg
-                if ROWS:
-                    y = tl.where(j < n, xg, 0.0)
-                tl.store(dbias + gc + c0 + cc, tl.sum(y, 1), mask=c0 + cc < K)
-        if OTMA and GTMA:
-            dg.store([row, h * K + c0], tl.trans(xg).to(DT))
-        else:
-            xg = tl.trans(xg).to(dg.dtype.element_ty)
-            store_tile(dg, xg, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
+            y = xg
+            if ROWS:
+                y = tl.where(j < n, xg, 0.0)
+            tl.store(dbias + gc + c0 + cc, tl.sum(y, 1), mask=c0 + cc < K)
+    if DGTMA:
+        dg.store([row, h * K + c0], tl.trans(xg).to(DT))
+    else:
+        xg = tl.trans(xg).to(dg.dtype.element_ty)
+        store_tile(dg, xg, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
     if BETA > 0:
         dbv = dbv * bv * (1.0 - bv / BETA)
     tl.store(db + (sg.to(tl.int64) * ROWSALL) * H + at, dbv, mask=r < n)
-    if RATE:
-        tl.store(da + gi, dav)
