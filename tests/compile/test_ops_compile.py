@@ -82,7 +82,9 @@ def run(fn: Any, tensors: dict[str, Any], rest: dict[str, Any]) -> tuple[Any, li
     given = {n: tuple(map(clone, t)) if isinstance(t, tuple) else clone(t) for n, t in tensors.items()}
     result = fn(**given, **rest)
     outputs = [o for o in tree_leaves(result) if isinstance(o, torch.Tensor)]
-    loss = sum((o * torch.linspace(-1, 1, o.numel(), dtype=o.dtype).view(o.shape)).sum() for o in outputs)
+    loss = sum(
+        (o * torch.linspace(-1, 1, o.numel(), dtype=o.dtype, device=o.device).view(o.shape)).sum() for o in outputs
+    )
     loss.backward()
     return torch.utils._pytree.tree_map(lambda o: None if o is None else o.detach(), result), [
         leaf.grad for leaf in tree_leaves(given)

@@ -52,7 +52,11 @@ def gpu(monkeypatch):
 
 
 def no_gpu(monkeypatch):
+    def none(index=0):
+        raise RuntimeError("no device")
+
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", none)
 
 
 def flags() -> set[str]:
