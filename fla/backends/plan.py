@@ -71,6 +71,11 @@ def implements(op: DispatchedOp, row: Registration) -> bool:
     """Whether a backend has something to say about this function."""
     if row.functions is not None and op.name not in row.functions:
         return False
+    single = row.backend.implementation
+    if single is not None and row.functions is None:
+        # One function registered for a whole operation is for its namesake, if there is one, else for all that it fits.
+        name = getattr(single, "__name__", None)
+        return name == op.name or all(other.name != name for other in REGISTRY.ops(op.key))
     return row.backend.get_implementation(op.name) is not None
 
 

@@ -260,6 +260,31 @@ def test_two_functions_without_a_base_do_not_replace_each_other(toy, qkv):
     assert fn(*qkv) == "first"
 
 
+def test_function_registered_for_an_operation_serves_its_namesake_only(qkv):
+    @dispatch("two_functions")
+    def first(q, scale=1.0):
+        return "torch"
+
+    @dispatch("two_functions")
+    def second(q, scale=1.0):
+        return "torch"
+
+    @dispatch("two_functions")
+    def third(q, other=1.0):
+        return "torch"
+
+    def replacement(q, scale=1.0):
+        return "replaced"
+
+    replacement.__name__ = "second"
+    register("two_functions")(replacement)
+    assert [f(qkv[0]) for f in (first, second, third)] == ["torch", "replaced", "torch"]
+    BackendRegistry("two_functions").unregister(BackendRegistry("two_functions").backends[0])
+    replacement.__name__ = "anything"
+    register("two_functions")(replacement)
+    assert [f(qkv[0]) for f in (first, second, third)] == ["replaced", "replaced", "torch"]
+
+
 def test_registry_view_registers_and_unregisters_at_once(toy, qkv):
     fn, operation = toy
 
