@@ -114,8 +114,8 @@ def _runs(device: dict[str, Any], triton: dict[str, Any], driver: str | None) ->
         return "torch", "Triton has no CPU driver; ops run their PyTorch path, kernels do not run"
     if triton["version"] is None:
         return "torch", f"triton cannot be imported ({triton['error']})"
-    if driver is None:
-        return "torch", f"triton {triton['version']} has no driver for it ({triton['error']})"
+    if driver is None or not devices.has_triton_driver(device["type"]):
+        return "torch", f"triton {triton['version']} has no driver for it ({triton['error'] or f'driver: {driver}'})"
     return "triton", f"triton {triton['version']}, driver {driver}; ops without a Triton path run PyTorch"
 
 

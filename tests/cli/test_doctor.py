@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import pytest
 
+from fla.backends import devices
 from fla.cli import _devices, _installed
 
 
@@ -50,6 +51,7 @@ def test_rocm_is_not_cuda(fla_cli, no_conflicts, monkeypatch):
     gpu = {"platform": "rocm", "type": "cuda", "index": 0, "name": "x"}
     monkeypatch.setattr(_devices, "devices", lambda: [gpu])
     monkeypatch.setattr(_devices, "triton_facts", lambda: {"version": "3.6.0", "driver": "hip gfx942", "error": None})
+    monkeypatch.setattr(devices, "has_triton_driver", lambda device_type: True)
     assert fla_cli("doctor", "--require", "cuda").code == 3
     result = fla_cli("doctor", "--require", "rocm", "--json")
     assert result.code == 0
