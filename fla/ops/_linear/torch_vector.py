@@ -37,7 +37,7 @@ def _slabs(n: int, rows: int, width: int, device: torch.device) -> list[slice]:
 
 def _halves(x: Tensor, s: int) -> Tensor:
     """``[n, C, D]`` as blocks of two halves of `s` rows: a view ``[n * C / 2s, 2, s, D]``."""
-    return x.view(-1, 2, s, x.shape[-1])
+    return x.view(x.shape[0] * x.shape[1] // (2 * s), 2, s, x.shape[-1])
 
 
 def _blocks(A: Tensor, s: int) -> Tensor:

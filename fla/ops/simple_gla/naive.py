@@ -63,7 +63,10 @@ def naive_chunk_simple_gla(
     chunk_size: int = 64,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The same by chunks. Shapes as in :func:`naive_recurrent_simple_gla`; ``o`` is float32 (float64 for float64)."""
+    """The same by chunks, for finite decays.
+
+    Shapes as in :func:`naive_recurrent_simple_gla`; ``o`` is float32 (float64 for float64).
+    """
     q, k, v = _wide(q, k, v)
     B, T, H, K = q.shape
     scale = K**-0.5 if scale is None else scale
@@ -88,7 +91,7 @@ def naive_chunk_simple_gla(
 def naive_parallel_simple_gla(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The same as attention. Shapes as above; returns ``o`` in the dtype of q and the scores ``[B, H, T, T]``."""
+    """The same as attention, for finite decays. Shapes as above; returns ``o`` in the dtype of q and the scores ``[B, H, T, T]``."""
     dtype = q.dtype
     q, k, v = _wide(q, k, v)
     scale = q.shape[-1] ** -0.5 if scale is None else scale

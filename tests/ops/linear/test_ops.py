@@ -270,6 +270,23 @@ def test_mamba2_state_space_duality() -> None:
     torch.testing.assert_close(S, h, rtol=1e-4, atol=5e-4)
 
 
+@pytest.mark.parametrize(
+    "shape", [(0, 5, 2, 4, 4), (2, 5, 0, 4, 4), (2, 5, 2, 4, 0), (2, 20, 2, 0, 4), (0, 1, 2, 4, 4)]
+)
+def test_axes_of_no_length(shape) -> None:
+    B, T, H, K, V = shape
+    q, k, v = (torch.randn(B, T, H, D, requires_grad=True) for D in (K, K, V))
+    for o, S in (
+        chunk_gla(q, k, v, torch.zeros(B, T, H, K), scale=1.0, output_final_state=True),
+        chunk_simple_gla(q, k, v, torch.zeros(B, T, H), scale=1.0, output_final_state=True),
+    ):
+        o.sum().backward()
+        assert (o.shape, S.shape) == ((B, T, H, V), (B, H, K, V))
+        assert not o.any()
+    with pytest.raises(ValueError, match="scale"):
+        chunk_retention(*[torch.randn(1, 2, 1, 0)] * 2, torch.randn(1, 2, 1, 4))
+
+
 def test_offsets_edited_in_place_give_fresh_results() -> None:
     q = torch.randn(1, 20, 1, 4)
     cu = torch.tensor([0, 10, 20])
