@@ -91,7 +91,10 @@ def naive_chunk_simple_gla(
 def naive_parallel_simple_gla(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The same as attention, for finite decays. Shapes as above; returns ``o`` in the dtype of q and the scores ``[B, H, T, T]``."""
+    """The same as attention, for finite decays.
+
+    Shapes as above; returns ``o`` in the dtype of q and the scores ``[B, H, T, T]``.
+    """
     dtype = q.dtype
     q, k, v = _wide(q, k, v)
     scale = q.shape[-1] ** -0.5 if scale is None else scale

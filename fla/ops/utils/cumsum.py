@@ -6,7 +6,11 @@ Not differentiable by contract: the Triton path will not be, so callers bring th
 
 from __future__ import annotations
 
+import functools
+import inspect
 import itertools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +27,8 @@ __all__ = [
     "chunk_local_cumsum_scalar",
     "chunk_local_cumsum_vector",
 ]
+
+_F = TypeVar("_F", bound=Callable[..., Tensor])
 
 
 def _check(name: str, x: Tensor, ranks: tuple[int, ...], cu_seqlens: Tensor | None, head_first: object) -> None:
@@ -46,7 +52,6 @@ def _finish(x: Tensor, scale: float | None, dtype: torch.dtype) -> Tensor:
 
 def _local(
     g: Tensor,
-    ranks: tuple[int, ...],
     chunk_size: int,
     reverse: bool,
     scale: float | None,
@@ -54,7 +59,7 @@ def _local(
     output_dtype: torch.dtype | None,
     head_first: object,
 ) -> Tensor:
-    _check("g", g, ranks, cu_seqlens, head_first)
+    _check("g", g, (3, 4), cu_seqlens, head_first)
     if chunk_size < 1 or chunk_size & (chunk_size - 1):
         raise ArgumentError(f"`chunk_size` must be a power of two, got {chunk_size}.")
     with torch.no_grad():
@@ -65,14 +70,13 @@ def _local(
 
 def _global(
     s: Tensor,
-    ranks: tuple[int, ...],
     reverse: bool,
     cu_seqlens: Tensor | None,
     scale: float | None,
     output_dtype: torch.dtype | None,
     head_first: object,
 ) -> Tensor:
-    _check("s", s, ranks, cu_seqlens, head_first)
+    _check("s", s, (3, 4), cu_seqlens, head_first)
     with torch.no_grad():
         x = s.to(compute_dtype(s.dtype))
         if cu_seqlens is None:
@@ -82,6 +86,21 @@ def _global(
             lens = [b - a for a, b in itertools.pairwise(offsets)]
             sums = torch.cat([_sums(part, 1, reverse) for part in x.split(lens, 1)], 1)
         return _finish(sums, scale, output_dtype or s.dtype)
+
+
+def _of_rank(sums: _F, rank: int) -> _F:
+    """The function for tensors of one rank, as ``..._scalar`` (3) or ``..._vector`` (4)."""
+    first = next(iter(inspect.signature(sums).parameters))
+
+    @functools.wraps(sums)
+    def fixed(*args: Any, **kwargs: Any) -> Tensor:
+        x = args[0] if args else kwargs.get(first)
+        if isinstance(x, Tensor):
+            _check(first, x, (rank,), None, None)
+        return sums(*args, **kwargs)  # type: ignore[no-any-return]
+
+    fixed.__name__ = fixed.__qualname__ = f"{sums.__name__}_{'scalar' if rank == 3 else 'vector'}"
+    return cast(_F, fixed)
 
 
 def chunk_local_cumsum(
@@ -114,39 +133,11 @@ def chunk_local_cumsum(
     Raises:
         ValueError (and AssertionError): another rank, B > 1 when packed, a chunk size that is no power of two.
     """
-    return _local(g, (3, 4), chunk_size, reverse, scale, cu_seqlens, output_dtype, head_first)
+    return _local(g, chunk_size, reverse, scale, cu_seqlens, output_dtype, head_first)
 
 
-def chunk_local_cumsum_scalar(
-    g: Tensor,
-    chunk_size: int,
-    reverse: bool = False,
-    scale: float | None = None,
-    cu_seqlens: Tensor | None = None,
-    output_dtype: torch.dtype | None = torch.float,
-    chunk_indices: Tensor | None = None,
-    use_graph: bool = False,
-    *,
-    head_first: object = None,
-) -> Tensor:
-    """:func:`chunk_local_cumsum` of ``[B, T, H]``."""
-    return _local(g, (3,), chunk_size, reverse, scale, cu_seqlens, output_dtype, head_first)
-
-
-def chunk_local_cumsum_vector(
-    g: Tensor,
-    chunk_size: int,
-    reverse: bool = False,
-    scale: float | None = None,
-    cu_seqlens: Tensor | None = None,
-    output_dtype: torch.dtype | None = torch.float,
-    chunk_indices: Tensor | None = None,
-    use_graph: bool = False,
-    *,
-    head_first: object = None,
-) -> Tensor:
-    """:func:`chunk_local_cumsum` of ``[B, T, H, D]``."""
-    return _local(g, (4,), chunk_size, reverse, scale, cu_seqlens, output_dtype, head_first)
+chunk_local_cumsum_scalar = _of_rank(chunk_local_cumsum, 3)
+chunk_local_cumsum_vector = _of_rank(chunk_local_cumsum, 4)
 
 
 def chunk_global_cumsum(
@@ -174,30 +165,8 @@ def chunk_global_cumsum(
     Raises:
         ValueError (and AssertionError): another rank, or a batch of packed sequences.
     """
-    return _global(s, (3, 4), reverse, cu_seqlens, scale, output_dtype, head_first)
+    return _global(s, reverse, cu_seqlens, scale, output_dtype, head_first)
 
 
-def chunk_global_cumsum_scalar(
-    s: Tensor,
-    reverse: bool = False,
-    cu_seqlens: Tensor | None = None,
-    scale: float | None = None,
-    output_dtype: torch.dtype | None = torch.float,
-    *,
-    head_first: object = None,
-) -> Tensor:
-    """:func:`chunk_global_cumsum` of ``[B, T, H]``."""
-    return _global(s, (3,), reverse, cu_seqlens, scale, output_dtype, head_first)
-
-
-def chunk_global_cumsum_vector(
-    s: Tensor,
-    reverse: bool = False,
-    cu_seqlens: Tensor | None = None,
-    scale: float | None = None,
-    output_dtype: torch.dtype | None = torch.float,
-    *,
-    head_first: object = None,
-) -> Tensor:
-    """:func:`chunk_global_cumsum` of ``[B, T, H, D]``."""
-    return _global(s, (4,), reverse, cu_seqlens, scale, output_dtype, head_first)
+chunk_global_cumsum_scalar = _of_rank(chunk_global_cumsum, 3)
+chunk_global_cumsum_vector = _of_rank(chunk_global_cumsum, 4)
