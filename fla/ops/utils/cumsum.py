@@ -97,7 +97,7 @@ def _of_rank(sums: _F, rank: int) -> _F:
         x = args[0] if args else kwargs.get(first)
         if isinstance(x, Tensor):
             _check(first, x, (rank,), None, None)
-        return sums(*args, **kwargs)  # type: ignore[no-any-return]
+        return sums(*args, **kwargs)
 
     fixed.__name__ = fixed.__qualname__ = f"{sums.__name__}_{'scalar' if rank == 3 else 'vector'}"
     return cast(_F, fixed)
