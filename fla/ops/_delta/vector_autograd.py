@@ -108,11 +108,8 @@ def _mat(x: Tensor, block: tuple[int, int], tma: bool) -> Any:
 
 
 def _aligned(*tensors: Tensor) -> bool:
-    """Whether descriptors can address the tensors: 16-byte bases and rows."""
-    return all(
-        x.data_ptr() % 16 == 0 and (x.shape[-1] * x.shape[-2] * x.element_size()) % 16 == 0 and x.numel() > 0
-        for x in tensors
-    )
+    """Whether descriptors can address every head's tile: bases and heads on 16 bytes."""
+    return all(x.data_ptr() % 16 == 0 and (x.shape[-1] * x.element_size()) % 16 == 0 and x.numel() > 0 for x in tensors)
 
 
 class Work:
@@ -368,7 +365,7 @@ class Work:
         p = self.plan
         B, T, H, K = self.B, self.T, self.H, self.K
         group = H // self.HK
-        groups = p.kp // (p.gkb * p.gns)
+        groups = p.kp // p.gkb
         chunks = 2 * self.table.chunks
         wide = torch.float32 if group > 1 else self.q.dtype
         dq = self.like(self.g, dtype=wide)
@@ -378,20 +375,22 @@ class Work:
         db = make(groups, B * T, H, dtype=torch.float32, device=self.q.device)
         da = self.new(groups * chunks, H, dtype=torch.float32) if self.gates["RATE"] else None
         dbias = self.new(chunks, H, K, dtype=torch.float32) if self.gates["BIAS"] else None
+        tma = p.grad_tma
+        same = dg.dtype == dq.dtype
         otma = p.tma and not self.ragged and group == 1 and K % p.gkb == 0
         if chunks > 0:
             scores = self.new(self.tiles_n * 128, 32, dtype=_TORCH[p.gscore])
             vecs = self.new(self.tiles_n * 2, 5, 32, dtype=torch.float32)
             vector_scores[(H, chunks)](
-                self.rows(self.v, 32, p.vb),
+                _rows(self.v, (32, p.vb), tma),
                 self.beta,
-                self.rows(o, 32, p.vb) if self.call.norm else None,
-                self.rows(do, 32, p.vb),
-                self.mat(news, p.vb, 32),
-                self.mat(ys, p.vb, 32),
+                _rows(o, (32, p.vb), tma) if self.call.norm else None,
+                _rows(do, (32, p.vb), tma),
+                _mat(news, (p.vb, 32), tma),
+                _mat(ys, (p.vb, 32), tma),
                 self.norms,
                 self.table.rows,
-                self.mat(scores, 32, 32),
+                _mat(scores, (32, 32), tma),
                 vecs,
                 T,
                 self.table.per_sequence,
@@ -405,20 +404,20 @@ class Work:
                 PREC=p.prec,
                 VARLEN=self.table.varlen,
                 ROWS=self.ragged,
-                TMA=p.tma,
+                TMA=tma,
                 **p.scores.options(self.chip),
             )
             vector_grad[(groups * H, chunks)](
-                self.rows(self.q, 32, p.gkb),
-                self.rows(self.k, 32, p.gkb),
-                _rows(self.g, (32, p.gkb), self.gtma),
+                _rows(self.q, (32, p.gkb), tma),
+                _rows(self.k, (32, p.gkb), tma),
+                _rows(self.g, (32, p.gkb), tma and self.gtma),
                 self.beta,
-                self.rows(do, 32, p.vb),
-                self.mat(news, p.vb, 32),
-                self.mat(ys, p.vb, 32),
-                self.mat(states, p.vb, p.gkb),
-                self.mat(exits, p.vb, p.gkb),
-                self.mat(scores, 32, 32),
+                _rows(do, (32, p.vb), tma),
+                _mat(news, (p.vb, 32), tma),
+                _mat(ys, (p.vb, 32), tma),
+                _mat(states, (p.vb, p.gkb), tma),
+                _mat(exits, (p.vb, p.gkb), tma),
+                _mat(scores, (32, 32), tma),
                 vecs,
                 self.decay,
                 self.norms,
@@ -428,7 +427,7 @@ class Work:
                 self.table.rows,
                 _rows(dq, (32, p.gkb), otma),
                 _rows(dk, (32, p.gkb), otma),
-                _rows(dg, (32, p.gkb), otma and self.gtma),
+                _rows(dg, (32, p.gkb), otma and same),
                 db,
                 da,
                 dbias,
@@ -440,15 +439,14 @@ class Work:
                 self.call.scale,
                 self.call.lower,
                 KB=p.gkb,
-                NS=p.gns,
                 VB=p.vb,
                 GPREC=p.prec,
                 SD=_TL[p.gscore],
                 OTMA=otma,
-                STAGES=p.grad.stages,
+                DGTMA=otma and same,
+                UNROLL=p.unroll,
                 **self.dims,
-                **self.gates,
-                **self.common,
+                **{**self.gates, **self.common, "TMA": tma, "GTMA": tma and self.gtma},
                 **p.grad.options(self.chip),
             )
         if group > 1:

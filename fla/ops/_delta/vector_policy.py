@@ -16,10 +16,10 @@ class VectorPlan:
         kp, vp: padded head dimensions.
         kb: channels that `vector_prep` holds at a time.
         bv, bv_bwd, bv_map: V blocks of the scan, the reverse scan and the summary of a time segment.
-        gkb, gns: channels of a slice of the gradient kernel and slices a program takes.
+        gkb: channels of a program of the gradient kernel.
         vb: V block of the gradient kernel.
         segments: parts along time (1: no split).
-        tma: copy tiles by descriptor.
+        tma, grad_tma: copy tiles by descriptor; the gradient kernels, straight-line code, would wait for each.
         score: operand type of the scores, "bf16", "fp16" or "fp32".
         prec: ``input_precision`` of fp32 products; gprec and iprec: of the sums of gates and of the inverse.
     """
@@ -31,10 +31,11 @@ class VectorPlan:
     bv_bwd: int
     bv_map: int
     gkb: int
-    gns: int
     vb: int
     segments: int
     tma: bool
+    grad_tma: bool
+    unroll: bool
     score: str
     gscore: str
     prec: str
@@ -104,10 +105,11 @@ def plan(
         bv_bwd=bv_bwd,
         bv_map=min(kp, vp, 64 if half else 32),
         gkb=gkb,
-        gns=1,
         vb=vb,
         segments=segments,
         tma=tma,
+        grad_tma=False,
+        unroll=False,
         score=score,
         gscore=gscore,
         prec=prec,

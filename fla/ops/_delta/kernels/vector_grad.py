@@ -129,6 +129,29 @@ def vector_scores(
     tl.store(vp + 128, tl.zeros((32,), tl.float32) + unit)
 
 
+@triton.jit
+def level_terms(A, F, bt, kn, qn, gh, gr, m, half, SD: tl.constexpr, PREC: tl.constexpr, GPREC: tl.constexpr):
+    """Pairs whose tokens part at one level of the tree: every factor is at most 1 and each token has one role.
+
+    Returns the gradients of q, of k read, of k written and of the decay.
+    """
+    f = ex2(gate_sum(gh, gr, tl.trans(m), SD, GPREC))
+    pairs = level_pairs(half, 32)
+    Al = tl.where(pairs, A, 0.0).to(SD)
+    Fl = tl.where(pairs, F, 0.0).to(SD)
+    kk = kn * f
+    qq = qn * f
+    kb = narrow(kk, SD)
+    pq = tl.dot(kb, tl.trans(Al), input_precision=PREC)
+    h = qq * pq
+    pr = tl.dot(kb, tl.trans(Fl), input_precision=PREC)
+    h += (kk * bt) * pr
+    pw = tl.dot(narrow(qq, SD), Al, input_precision=PREC)
+    pw = tl.dot(narrow(kk * bt, SD), Fl, pw, input_precision=PREC)
+    h += kk * pw
+    return f * pq, f * pr, f * pw, grad_sum(h, m, SD, PREC, False)
+
+
 @triton.jit(do_not_specialize=["T", "NT", "H", "GROUP", "ROWSALL"])
 def vector_grad(
     q,
@@ -183,6 +206,7 @@ def vector_grad(
     GTMA: tl.constexpr,
     OTMA: tl.constexpr,
     DGTMA: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):
     """One program per (KB channels, head, 32 tokens), after `vector_scores`.
 
@@ -315,28 +339,22 @@ def vector_grad(
         diag = tl.load(vp + 96 + r)[None, :]
         xq += diag * kn
         xw += diag * qn
-        for lv in tl.range(0, 5):
-            half = 16 >> lv
-            m = one_matrix(ones, 3 + lv, 32)
-            f = ex2(gate_sum(gh, gr, tl.trans(m), SD, GPREC))
-            pairs = level_pairs(half, 32)
-            Al = tl.where(pairs, A, 0.0).to(SD)
-            Fl = tl.where(pairs, F, 0.0).to(SD)
-            kk = kn * f
-            qq = qn * f
-            kb = narrow(kk, SD)
-            p = tl.dot(kb, tl.trans(Al), input_precision=PREC)
-            xq += f * p
-            hl = qq * p
-            p = tl.dot(kb, tl.trans(Fl), input_precision=PREC)
-            xr += f * p
-            kk = kk * bt
-            hl += kk * p
-            p = tl.dot(narrow(qq, SD), Al, input_precision=PREC)
-            p = tl.dot(narrow(kk, SD), Fl, p, input_precision=PREC)
-            xw += f * p
-            hl += (kn * f) * p
-            xg += grad_sum(hl, m, SD, PREC, False)
+        if UNROLL:
+            for lv in tl.static_range(5):
+                m = one_matrix(ones, 3 + lv, 32)
+                pq, pr, pw, pg = level_terms(A, F, bt, kn, qn, gh, gr, m, 16 >> lv, SD, PREC, GPREC)
+                xq += pq
+                xr += pr
+                xw += pw
+                xg += pg
+        else:
+            for lv in tl.range(0, 5):
+                m = one_matrix(ones, 3 + lv, 32)
+                pq, pr, pw, pg = level_terms(A, F, bt, kn, qn, gh, gr, m, 16 >> lv, SD, PREC, GPREC)
+                xq += pq
+                xr += pr
+                xw += pw
+                xg += pg
     xq = xq * (rq * unit)[None, :]
     if NORM:
         xq -= qf * tl.load(vp + r)[None, :]

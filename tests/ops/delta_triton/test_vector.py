@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: MIT
+"""The vector-decay kernels in the interpreter, forward and backward, against the token recurrence in float64."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from vector_reference import make_inputs, ratio, with_gradients
+
+from fla.ops._delta import vector_autograd
+from fla.ops._delta.vector_entry import chunk_kda
+
+
+@pytest.fixture(autouse=True)
+def interpreted():
+    import triton.runtime.interpreter as interpreter
+
+    from fla.ops._delta.kernels.vector_prep import vector_prep
+
+    if not isinstance(vector_prep, interpreter.InterpretedFunction):
+        pytest.skip("kernels were imported before TRITON_INTERPRET was set")
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """Uninitialised memory holds NaN: reading it shows."""
+    empty, empty_like = torch.empty, torch.empty_like
+    fill = lambda t: t.fill_(float("nan")) if t.is_floating_point() else t.fill_(1 << 20)
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: fill(empty(*a, **k)))
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: fill(empty_like(*a, **k)))
+
+
+def call(y, *, norm=True, raw=False, lower=None, sigmoid=0.0, v_first=False, cu=None, safe=False, keep=False, **more):
+    return chunk_kda(
+        y["q"], y["k"], y["v"], y["g"], y["beta"], None, y.get("initial_state"), True, norm, raw, bool(sigmoid),
+        sigmoid == 2.0, safe, lower, keep, more.pop("states", False), v_first, None if cu is None else torch.tensor(cu),
+        A_log=y.get("A_log"), dt_bias=y.get("dt_bias"), **more,
+    )  # fmt: skip
+
+
+def run(x, monkeypatch=None, change: dict[str, Any] | None = None, scale_do=1.0, **settings):
+    """Errors of outputs and of every gradient."""
+    if change:
+        plan = vector_autograd.plan
+        monkeypatch.setattr(vector_autograd, "plan", lambda *a, **k: dataclasses.replace(plan(*a, **k), **change))
+    y = {n: t.clone().requires_grad_() for n, t in x.items()}
+    o, ht = call(y, **settings)
+    gen = torch.Generator().manual_seed(1)
+    do = (torch.randn(x["v"].shape, generator=gen) * scale_do).to(x["v"].dtype)
+    dht = torch.randn(ht.shape, generator=gen) * scale_do
+    grads = torch.autograd.grad((o.float() * do.float()).sum() + (ht * dht).sum(), list(y.values()))
+    got = {"o": o, "ht": ht, **dict(zip(y, grads, strict=True))}
+    known = {n: v for n, v in settings.items() if n not in ("safe", "keep")}
+    ref = with_gradients(x, do, dht, **known)
+    assert all(got[n].dtype == x[n].dtype for n in x)
+    return {n: ratio(got[n], ref[n]) for n in ref}
+
+
+def check(errors, limit=1e-5):
+    wrong = {n: e for n, e in errors.items() if not e < limit}
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("safe", [False, True])
+def test_ready_gate_ragged_length(safe):
+    check(run(make_inputs(T=70), safe=safe))
+
+
+def test_bounded_gate_in_kernel_with_grouped_values_odd_sizes_and_v_first_states():
+    x = make_inputs(B=2, T=64, H=1, HV=2, K=20, V=24, gate="raw", raw_beta=True, sequences=2, v_first=True)
+    check(run(x, raw=True, lower=-5.0, sigmoid=2.0, v_first=True))
+
+
+def test_softplus_gate_with_empty_and_ragged_sequences():
+    x = make_inputs(T=100, H=2, gate="raw", raw_beta=True, sequences=4)
+    check(run(x, raw=True, sigmoid=1.0, cu=[0, 30, 30, 34, 100]))
+
+
+def test_gate_without_rate_or_bias():
+    check(run(make_inputs(T=40, gate="raw", A=False, bias=False), raw=True, lower=-3.0))
+
+
+def test_bound_below_minus_five_takes_the_exact_path():
+    check(run(make_inputs(T=64, gate="raw", bias=False), raw=True, lower=-40.0))
+
+
+def test_gates_at_the_bound_over_whole_blocks():
+    check(run(make_inputs(T=64, gate="bound"), safe=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_any_decay_is_exact(dtype):
+    x = make_inputs(T=70, gate="extreme", g_dtype=torch.float32, dtype=dtype)
+    x["g"][:, 5] = -float("inf")
+    check(run(x), 1e-5 if dtype == torch.float32 else 2e-3)
+
+
+def test_gradients_of_any_scale_under_the_bounded_gate():
+    check(run(make_inputs(T=64), safe=True, scale_do=1e-9))
+
+
+@pytest.mark.parametrize("safe", [False, True])
+def test_half_precision(safe):
+    check(run(make_inputs(T=64, K=32, dtype=torch.float16), safe=safe), 2e-3)
+
+
+def test_keys_normed_by_the_caller_and_kept_states():
+    check(run(make_inputs(T=64, normed=True, sequences=1), norm=False, safe=True, keep=True))
+
+
+@pytest.mark.parametrize("length", [1, 2, 31, 33])
+def test_short_sequences(length):
+    check(run(make_inputs(T=length), safe=True))
+
+
+def test_descriptors(monkeypatch):
+    x = make_inputs(T=70, HV=2, K=32, dtype=torch.float16, sequences=1)
+    check(run(x, monkeypatch, {"tma": True}, safe=True), 2e-3)
+    check(run(make_inputs(T=64, K=32, dtype=torch.float16), monkeypatch, {"tma": True, "grad_tma": True}, safe=True), 2e-3)
+
+
+def test_wide_heads_in_several_blocks(monkeypatch):
+    change = {"kb": 16, "gkb": 16, "vb": 16, "bv": 16, "bv_bwd": 16}
+    check(run(make_inputs(T=40, K=32), monkeypatch, change, safe=True))
+    check(run(make_inputs(T=40, K=32), monkeypatch, change))
+
+
+def test_time_split(monkeypatch):
+    x = make_inputs(T=256, sequences=1)
+    check(run(x, monkeypatch, {"segments": 3}, safe=True))
+
+
+@pytest.mark.parametrize("chunk_size", [32, 64])
+@pytest.mark.parametrize("cu", [None, [0, 0, 40, 110]])
+def test_intermediate_states_are_those_before_each_chunk(chunk_size, cu):
+    x = make_inputs(T=110, V=24)
+    cut = cu or [0, 110]
+    with torch.no_grad():
+        o, ht, h = call(x, cu=cu, states=True, chunk_size=chunk_size, safe=True)
+        want = []
+        for a, b in zip(cut[:-1], cut[1:], strict=True):
+            for t in range(a, b, chunk_size):
+                part = {n: v[:, a:t] for n, v in x.items()}
+                want.append(call(part, safe=True)[1] if t > a else torch.zeros(1, 1, 16, 24))
+    assert h.dtype == torch.float32
+    assert h.shape == (1, len(want), 1, 16, 24)
+    assert ratio(h[0], torch.cat(want)) < 1e-5
+
+
+def test_rows_outside_all_sequences_are_zero_in_graph_mode():
+    x = make_inputs(T=70)
+    y = {n: t.clone().requires_grad_() for n, t in x.items()}
+    o, _ = call(y, cu=[0, 20, 40, 40], use_graph=True, max_num_seqs=3, safe=True)
+    grads = torch.autograd.grad(o.square().sum(), list(y.values()))
+    assert not o[:, 40:].any()
+    assert all(torch.isfinite(g).all() and not g[:, 40:].any() for g in grads)
+
+
+def test_empty_batch_of_tokens_returns_the_initial_state():
+    x = make_inputs(T=0, sequences=1)
+    o, ht = call(x)
+    assert o.shape == (1, 0, 1, 16)
+    assert torch.equal(ht, x["initial_state"])
+
+
+def test_zeros_and_no_initial_state_agree():
+    x = make_inputs(T=40)
+    z = {**x, "initial_state": torch.zeros(1, 1, 16, 16)}
+    a = {n: t.clone().requires_grad_() for n, t in x.items()}
+    b = {n: t.clone().requires_grad_() for n, t in z.items()}
+    ga = torch.autograd.grad(call(a, safe=True)[0].sum(), list(a.values()))
+    gb = torch.autograd.grad(call(b, safe=True)[0].sum(), list(b.values()))
+    assert all(torch.equal(p, r) for p, r in zip(ga, gb, strict=False))
+    assert not ga[3][:, 0].any()
