@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fla.backends import CallFacts, dispatch
 from fla.modules._dtype import upcast
+from fla.modules.causal_conv1d.taps import convolve
 from fla.ops._common.checks import ArgumentError, check_choice, check_floating, check_same_device, check_varlen
 
 __all__ = ["causal_conv1d", "causal_conv1d_update", "causal_conv1d_update_states"]
@@ -49,20 +50,6 @@ def _pack(cu_seqlens: Tensor, T: int, W: int) -> _Packing:
         finals=(end[:, None] + slot).flatten(),
         rows=T + N * W,
     )
-
-
-def _taps(buffer: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``[B, R, D] -> [B, R - W + 1, D]`` in the accumulation dtype.
-
-    `W` shifted products: on a CPU several times faster than a depthwise ``conv1d``, and no transposed copies.
-    """
-    W = weight.shape[1]
-    u, w = upcast(buffer), upcast(weight).to(upcast(buffer).dtype)
-    rows = u.shape[1] - W + 1
-    y = u[:, :rows] * w[:, 0]
-    for i in range(1, W):
-        y = torch.addcmul(y, u[:, i : i + rows], w[:, i])
-    return y if bias is None else y + bias.to(y.dtype)
 
 
 def _activate(p: Tensor, activation: str | None) -> Tensor:
@@ -168,16 +155,16 @@ def causal_conv1d(
     if cu_seqlens is None:
         state = rows.new_zeros(B, W, D) if initial_state is None else initial_state.transpose(1, 2).to(x.dtype)
         buffer = torch.cat([state, rows], 1)
-        y = _taps(buffer[:, 1:], weight, bias)
+        y = convolve(buffer[:, 1:], weight)
         last = buffer[:, T:]
     else:
         plan = _pack(cu_seqlens, T, W)
         buffer = rows.new_zeros(plan.rows, D).index_copy(0, plan.tokens, rows[0])
         if initial_state is not None:
             buffer = buffer.index_copy(0, plan.states, initial_state.transpose(1, 2).reshape(-1, D).to(x.dtype))
-        y = _taps(buffer[None], weight, bias).index_select(1, plan.tokens - (W - 1))
+        y = convolve(buffer[None], weight).index_select(1, plan.tokens - (W - 1))
         last = buffer.index_select(0, plan.finals).view(-1, W, D) if output_final_state else buffer
-    y = _activate(y, activation).view(shape)
+    y = _activate(y if bias is None else y + bias.to(y.dtype), activation).view(shape)
     if residual is not None:
         y = y + residual.to(y.dtype)
     if output_final_state:
