@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fla.models._compat import GenerationMixin, parameters_of
+from fla.models._compat import CACHE_FIELD, GenerationMixin, parameters_of
 
 __all__ = ["FLAGenerationMixin", "FLAUnsupportedCacheGenerationMixin", "renamed_keyword", "resolve_cache"]
 
@@ -77,6 +77,13 @@ class FLAGenerationMixin(GenerationMixin):
     def _supports_default_dynamic_cache(cls) -> bool:
         # transformers would create an attention cache; the model creates its own in the first forward pass.
         return False
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers. The cache may be given as ``past_key_values`` or ``cache``, whatever the version."""
+        cache = resolve_cache(kwargs.pop("past_key_values", None), kwargs)
+        if cache is not None:
+            kwargs[CACHE_FIELD] = cache
+        return super().generate(*args, **kwargs)
 
     def prepare_inputs_for_generation(
         self,

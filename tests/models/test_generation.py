@@ -138,9 +138,7 @@ def test_sampling_is_repeatable_and_several_sequences_come_back(model: Any):
 def test_a_cache_given_by_the_caller_is_filled_and_continued(model: Any, name: str):
     x = prompt(1)
     cache = Cache()
-    first = model.generate(
-        x, attention_mask=torch.ones_like(x), max_new_tokens=3, do_sample=False, past_key_values=cache
-    )
+    first = model.generate(x, attention_mask=torch.ones_like(x), max_new_tokens=3, do_sample=False, **{name: cache})
     assert cache.get_seq_length() == 11
     with torch.no_grad():
         logits = model(first[:, 11:], **{name: cache}, use_cache=True).logits

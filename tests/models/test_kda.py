@@ -234,6 +234,7 @@ def test_attention_weights_are_not_there():
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
 def test_packed_training_is_separate_training(checkpointing: bool):
     packed, separate = make(), make()
     if checkpointing:
