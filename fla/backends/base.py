@@ -57,6 +57,11 @@ class BaseBackend:
         """Whether the package is there. Override it for more; it must not import the package."""
         return cls.package_name is None or devices.has_module(cls.package_name)
 
+    @classmethod
+    def unavailable_reason(cls) -> str | None:
+        """Asked where :meth:`is_available` says no: what is missing, in a sentence. None leaves it to the framework."""
+        return None
+
     def is_enabled(self) -> bool:
         """What the backend's own variable says, else ``default_enable``."""
         chosen = own_switch(self)

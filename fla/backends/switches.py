@@ -14,7 +14,7 @@ from typing import Any
 
 from fla import settings
 from fla.backends import devices
-from fla.backends.base import BaseBackend, TileLangBackend, own_switch
+from fla.backends.base import BaseBackend, own_switch
 from fla.backends.facts import Rejection
 from fla.backends.registry import Registration
 
@@ -133,8 +133,13 @@ def _missing(backend: BaseBackend) -> Rejection | None:
         return Rejection("error", f"is_available raised {type(error).__name__}: {error}")
     if available:
         return None
-    if isinstance(backend, TileLangBackend):
-        return Rejection("unavailable", type(backend).unavailable_reason() or "is_available says no")
+    text: str | None
+    try:
+        text = backend.unavailable_reason()
+    except Exception as error:
+        text = f"unavailable_reason raised {type(error).__name__}: {error}"
+    if text is not None:
+        return Rejection("unavailable", text)
     if backend.package_name is not None and not devices.has_module(backend.package_name):
         return Rejection("unavailable", f"module {backend.package_name} is not installed")
     return Rejection("unavailable", "is_available says no")
