@@ -20,32 +20,29 @@ from torch import Tensor
 from fla.ops._common.gates import compute_dtype, without_autocast
 from fla.ops._common.varlen import ChunkPlan, longest_sequence, plan_chunks
 from fla.ops._delta.rows import Decay, DeltaRow, Operands, ReadTime
-from fla.ops._delta.torch_decay import DecayTree, decay_gradient, grow, shift, unshift
+from fla.ops._delta.torch_decay import decay_gradient, grow, shift, unshift
 from fla.ops._delta.torch_scores import Scores, scores, scores_backward, unit_lower_inverse
 
 CHUNK = 64
-
-
-def _read_head(tree: DecayTree, exclusive: bool) -> Tensor:
-    """Decay from the chunk's start to what each token reads."""
-    return shift(tree.head, 1.0) if exclusive else tree.head
+# Elements of one operand that the backward pass works on at a time.
+_SLICE_CPU, _SLICE = 1 << 17, 1 << 24
 
 
 def _scan(
-    z: Tensor, Rg: Tensor, Kg: Tensor, inverse: Tensor, tree: DecayTree | None, state: Tensor, steps: list[int]
+    z: Tensor, Rg: Tensor, Kg: Tensor, inverse: Tensor, total: Tensor | None, state: Tensor, steps: list[int]
 ) -> tuple[Tensor, Tensor]:
     """Pass ``state [N, K, V]`` (updated in place) through the chunks; returns states before chunks and written
     values."""
     h = z.new_empty(z.shape[0], *state.shape[1:])
     written = torch.empty_like(z)
-    totals = tree.total.unsqueeze(-1).split(steps) if tree is not None else [None] * len(steps)
+    totals = total.unsqueeze(-1).split(steps) if total is not None else [None] * len(steps)
     parts = [t.split(steps) for t in (z, Rg, Kg.mT, inverse, h, written)]
-    for value, read, kg, inv, before, new, total in zip(*parts, totals, strict=True):
+    for value, read, kg, inv, before, new, factor in zip(*parts, totals, strict=True):
         s = state[: value.shape[0]]
         before.copy_(s)
         torch.bmm(inv, torch.baddbmm(value, read, s, alpha=-1), out=new)
-        if total is not None:
-            s.mul_(total)
+        if factor is not None:
+            s.mul_(factor)
         s.baddbmm_(kg, new)
     return h, written
 
@@ -56,7 +53,7 @@ def _scan_backward(
     Rg: Tensor,
     Kg: Tensor,
     inverse: Tensor,
-    tree: DecayTree | None,
+    total: Tensor | None,
     d_state: Tensor,
     steps: list[int],
 ) -> tuple[Tensor, Tensor]:
@@ -64,16 +61,16 @@ def _scan_backward(
     states. ``d_direct`` are gradients of the states before chunks from outputs; ``d_written`` is overwritten."""
     dh = torch.empty_like(d_direct)
     dz = torch.empty_like(d_written)
-    totals = tree.total.unsqueeze(-1).split(steps) if tree is not None else [None] * len(steps)
+    totals = total.unsqueeze(-1).split(steps) if total is not None else [None] * len(steps)
     parts = [t.split(steps) for t in (d_written, d_direct, Rg.mT, Kg, inverse.mT, dh, dz)]
-    for d_new, direct, read, kg, inv, after, d_value, total in zip(
+    for d_new, direct, read, kg, inv, after, d_value, factor in zip(
         *(reversed(part) for part in (*parts, totals)), strict=True
     ):
         ds = d_state[: d_new.shape[0]]
         after.copy_(ds)
         torch.bmm(inv, d_new.baddbmm_(kg, ds), out=d_value)
-        if total is not None:
-            ds.mul_(total)
+        if factor is not None:
+            ds.mul_(factor)
         ds.add_(direct).baddbmm_(read, d_value, alpha=-1)
     return dz, dh
 
@@ -99,12 +96,14 @@ class _DeltaChunks(torch.autograd.Function):
         s = scores(q, r, w, tree, exclusive)
         inverse = unit_lower_inverse(s.L)
         Rg, Qg, Kg = r, q, w
+        head = tail = total = None
         if tree is not None:
-            Rg, Qg, Kg = r * _read_head(tree, exclusive), q * tree.head, w * tree.tail
+            head, tail, total = tree.head, tree.tail, tree.total
+            Rg, Qg, Kg = r * (shift(head, 1.0) if exclusive else head), q * head, w * tail
         final = state.clone()
-        h, written = _scan(z, Rg, Kg, inverse, tree, final, steps)
+        h, written = _scan(z, Rg, Kg, inverse, total, final, steps)
         o = torch.bmm(s.A, written).baddbmm_(Qg, h)
-        ctx.save_for_backward(q, r, w, g, s.A, s.L, inverse, h, written)
+        ctx.save_for_backward(q, r, w, g, head, tail, s.A, s.L, inverse, h, written)
         ctx.steps, ctx.exclusive = steps, exclusive
         ctx.mark_non_differentiable(h)
         return o, final, h
@@ -113,35 +112,62 @@ class _DeltaChunks(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     @without_autocast
     def backward(ctx: Any, do: Tensor, d_final: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        q, r, w, g, A, L, inverse, h, written = ctx.saved_tensors
+        q, r, w, g, head, tail, A, L, inverse, h, written = ctx.saved_tensors
         exclusive = ctx.exclusive
-        tree = grow(g) if g is not None else None
         Rg, Qg, Kg = r, q, w
-        if tree is not None:
-            Rg, Qg, Kg = r * _read_head(tree, exclusive), q * tree.head, w * tree.tail
+        if g is not None:
+            Rg, Qg, Kg = r * (shift(head, 1.0) if exclusive else head), q * head, w * tail
         do = do.contiguous()
-
-        dA = torch.bmm(do, written.mT)
-        d_written = torch.bmm(A.mT, do)
         d_state = d_final.clone(memory_format=torch.contiguous_format)
-        dz, dh = _scan_backward(d_written, torch.bmm(Qg.mT, do), Rg, Kg, inverse, tree, d_state, ctx.steps)
-        dL = torch.bmm(dz, written.mT).neg_()
-        dQg, dRg, dKg = torch.bmm(do, h.mT), torch.bmm(dz, h.mT).neg_(), torch.bmm(written, dh.mT)
+        total = head[:, -1] if g is not None else None
+        d_written, d_direct = torch.bmm(A.mT, do), torch.bmm(Qg.mT, do)
+        dz, dh = _scan_backward(d_written, d_direct, Rg, Kg, inverse, total, d_state, ctx.steps)
+        dq, dr, dw = torch.empty_like(q), torch.empty_like(r), torch.empty_like(w)
+        dg = torch.empty_like(g) if g is not None else None
+        # What is left concerns one chunk at a time: few enough at once that their intermediates stay in cache.
+        n = max(1, (_SLICE_CPU if q.device.type == "cpu" else _SLICE) // q[0].numel()) if q.shape[0] else 1
+        for a in range(0, q.shape[0], n):
+            part: list[Any] = [None if t is None else t[a : a + n] for t in (q, r, w, g, A, L, h, written, do, dz, dh)]
+            for out, gradient in zip((dq, dr, dw, dg), _chunk_gradients(*part, exclusive), strict=True):
+                if out is not None and gradient is not None:
+                    out[a : a + n] = gradient
+        return dq, dr, dw, dz, dg, d_state, None, None
 
-        d = scores_backward(Scores(A, L), dA, dL, q, r, w, tree, exclusive)
-        if tree is None:
-            return d.q + dQg, d.r + dRg, d.w + dKg, dz, None, d_state, None, None
-        dq = torch.addcmul(d.q, dQg, tree.head)
-        dr = torch.addcmul(d.r, dRg, _read_head(tree, exclusive))
-        dw = torch.addcmul(d.w, dKg, tree.tail)
-        d_read = dRg.mul_(Rg)
-        d_head = torch.addcmul(unshift(d_read) if exclusive else d_read, dQg, Qg)
-        d_tail = dKg.mul_(Kg)
-        d_total = (h * dh).sum(-1) * tree.total
-        if tree.head.shape[-1] != q.shape[-1]:
-            d_head, d_tail, d_total = d_head.sum(-1, True), d_tail.sum(-1, True), d_total.sum(-1, True)
-        d_head[:, -1] += d_total
-        return dq, dr, dw, dz, decay_gradient(d.levels, d_head, d_tail), d_state, None, None
+
+def _chunk_gradients(
+    q: Tensor,
+    r: Tensor,
+    w: Tensor,
+    g: Tensor | None,
+    A: Tensor,
+    L: Tensor,
+    h: Tensor,
+    written: Tensor,
+    do: Tensor,
+    dz: Tensor,
+    dh: Tensor,
+    exclusive: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of ``q, r, w, g`` once those of the written values (``dz``) and of states after chunks (``dh``) are
+    known."""
+    tree = grow(g) if g is not None else None
+    dA, dL = torch.bmm(do, written.mT), torch.bmm(dz, written.mT).neg_()
+    dQg, dRg, dKg = torch.bmm(do, h.mT), torch.bmm(dz, h.mT).neg_(), torch.bmm(written, dh.mT)
+    d = scores_backward(Scores(A, L), dA, dL, q, r, w, tree, exclusive)
+    if tree is None:
+        return d.q + dQg, d.r + dRg, d.w + dKg, None
+    read_head = shift(tree.head, 1.0) if exclusive else tree.head
+    dq = torch.addcmul(d.q, dQg, tree.head)
+    dr = torch.addcmul(d.r, dRg, read_head)
+    dw = torch.addcmul(d.w, dKg, tree.tail)
+    d_read = dRg.mul_(r * read_head)
+    d_head = torch.addcmul(unshift(d_read) if exclusive else d_read, dQg, q * tree.head)
+    d_tail = dKg.mul_(w * tree.tail)
+    d_total = (h * dh).sum(-1) * tree.total
+    if tree.head.shape[-1] != q.shape[-1]:
+        d_head, d_tail, d_total = d_head.sum(-1, True), d_tail.sum(-1, True), d_total.sum(-1, True)
+    d_head[:, -1] += d_total
+    return dq, dr, dw, decay_gradient(d.levels, d_head, d_tail)
 
 
 def _fold(x: Tensor, plan: ChunkPlan, HV: int, dtype: torch.dtype) -> Tensor:
