@@ -133,13 +133,12 @@ def _missing(backend: BaseBackend) -> Rejection | None:
         return Rejection("error", f"is_available raised {type(error).__name__}: {error}")
     if available:
         return None
-    text: str | None
     try:
-        text = backend.unavailable_reason()
+        said = backend.unavailable_reason()
     except Exception as error:
-        text = f"unavailable_reason raised {type(error).__name__}: {error}"
-    if text is not None:
-        return Rejection("unavailable", text)
+        said = f"unavailable_reason raised {type(error).__name__}: {error}"
+    if said is not None:
+        return Rejection("unavailable", said)
     if backend.package_name is not None and not devices.has_module(backend.package_name):
         return Rejection("unavailable", f"module {backend.package_name} is not installed")
     return Rejection("unavailable", "is_available says no")
