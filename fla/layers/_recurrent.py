@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fla.layers.utils import (
     check_padding_mask,
     get_layer_cache,
+    host_offsets,
     repad_hidden_states,
     unpad_hidden_states,
     update_layer_cache,
@@ -150,6 +151,7 @@ class RecurrentLayer(nn.Module):
             state: the layer's entry of the cache, or an empty dict.
             keep_state: whether the states are wanted.
             cu_seqlens: boundaries ``[N + 1]``.
+            kwargs: ``cu_seqlens_cpu``, their host copy or None, and what the caller of the layer passed.
         """
         raise NotImplementedError
 
@@ -190,6 +192,8 @@ class RecurrentLayer(nn.Module):
         x, indices, cu_seqlens = unpad_hidden_states(
             hidden_states, kwargs.pop("cu_seqlens", None), attention_mask, length
         )
+        if kwargs.get("cu_seqlens_cpu") is None:
+            kwargs["cu_seqlens_cpu"] = host_offsets(cu_seqlens)
         mixed = self.mix(x, mode=mode, state=state, keep_state=bool(use_cache), cu_seqlens=cu_seqlens, **kwargs)
         if use_cache:
             update_layer_cache(

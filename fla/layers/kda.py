@@ -146,7 +146,8 @@ class KimiDeltaAttention(RecurrentLayer):
             "cu_seqlens": cu_seqlens,
         }
         if mode == "chunk":
-            o, recurrent_state = chunk_kda(q, k, v, safe_gate=self.safe_gate, **options)[:2]
+            options.update(safe_gate=self.safe_gate, cu_seqlens_cpu=kwargs.get("cu_seqlens_cpu"))
+            o, recurrent_state = chunk_kda(q, k, v, **options)[:2]
         else:
             o, recurrent_state = fused_recurrent_kda(q, k, v, **options)
         gate = self.g_proj(x).unflatten(-1, (self.num_v_heads, self.head_v_dim))

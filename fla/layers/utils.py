@@ -7,13 +7,13 @@ in ``cu_seqlens``. No layer then sees padding, on whichever side it is.
 
 from __future__ import annotations
 
-import weakref
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fla.ops._common.checks import ArgumentError
+from fla.utils import tensor_cache
 
 __all__ = [
     "get_layer_cache",
@@ -46,34 +46,28 @@ class _Unpadding(NamedTuple):
     max_seqlen: int
 
 
-class _Memo:
-    """The last few answers, by identity and version of the mask: a step asks once for each layer."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._rows: list[tuple[weakref.ref[Tensor], int, int, _Unpadding]] = []
-
-    def get(self, mask: Tensor, q_len: int) -> _Unpadding:
-        # Inference tensors have no version; they cannot be told apart from edited ones, so they are never remembered.
-        version = None if mask.is_inference() else mask._version
-        for ref, seen, length, answer in self._rows:
-            if ref() is mask and seen == version and length == q_len:
-                return answer
-        answer = _find_valid(mask[:, -q_len:])
-        if version is not None:
-            self._rows = [(weakref.ref(mask), version, q_len, answer), *self._rows[: self._size - 1]]
-        return answer
-
-
-_memo = _Memo(2)
-
-
-def _find_valid(mask: Tensor) -> _Unpadding:
-    mask = mask != 0
+@tensor_cache
+def _find_valid(mask: Tensor, q_len: int) -> _Unpadding:
+    # Remembered by mask: the layers of a model ask one after the other, and counting waits for the device.
+    mask = mask[:, -q_len:] != 0
     lengths = mask.sum(-1, dtype=torch.int32)
     indices = torch.nonzero(mask.flatten(), as_tuple=False).flatten()
     cu_seqlens = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
     return _Unpadding(indices, cu_seqlens, int(lengths.max()) if lengths.numel() else 0)
+
+
+@tensor_cache
+def _to_host(offsets: Tensor) -> Tensor:
+    return offsets.cpu()
+
+
+def host_offsets(cu_seqlens: Tensor | None) -> Tensor | None:
+    """A host copy of ``cu_seqlens``, made once for all layers; None where it is on the host or must not be read."""
+    if cu_seqlens is None or cu_seqlens.device.type in ("cpu", "meta") or torch.compiler.is_compiling():
+        return None
+    if cu_seqlens.is_cuda and torch.cuda.is_current_stream_capturing():
+        return None
+    return _to_host(cu_seqlens)
 
 
 def check_padding_mask(attention_mask: Tensor | None) -> None:
@@ -92,9 +86,7 @@ def _unpadding(attention_mask: Tensor, q_len: int) -> _Unpadding:
             f"`attention_mask` must cover past and present tokens, at least {q_len} columns, "
             f"got {list(attention_mask.shape)}."
         )
-    if torch.compiler.is_compiling():
-        return _find_valid(attention_mask[:, -q_len:])
-    return _memo.get(attention_mask, q_len)
+    return _find_valid(attention_mask, q_len)
 
 
 def get_unpad_data(attention_mask: Tensor) -> tuple[Tensor, Tensor, int]:
