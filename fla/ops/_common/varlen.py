@@ -127,7 +127,7 @@ class ChunkPlan:
         return h.view(len(self.steps), self.sequences, *h.shape[1:]).transpose(0, 1)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=16)
 def _packed_plan(offsets: tuple[int, ...], T: int, chunk: int, device: torch.device) -> ChunkPlan:
     # An ordinary tensor even when first asked for in inference mode: the plan is kept for later calls.
     with torch.inference_mode(False), torch.no_grad():

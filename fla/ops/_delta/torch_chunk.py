@@ -128,13 +128,14 @@ class _DeltaChunks(torch.autograd.Function):
         n = max(1, (_SLICE_CPU if q.device.type == "cpu" else _SLICE) // q[0].numel()) if q.shape[0] else 1
         for a in range(0, q.shape[0], n):
             part: list[Any] = [None if t is None else t[a : a + n] for t in (q, r, w, g, A, L, h, written, do, dz, dh)]
-            for out, gradient in zip((dq, dr, dw, dg), _chunk_gradients(*part, exclusive), strict=True):
+            for out, gradient in zip((dq, dr, dw, dg), _chunk_gradients(exclusive, *part), strict=True):
                 if out is not None and gradient is not None:
                     out[a : a + n] = gradient
         return dq, dr, dw, dz, dg, d_state, None, None
 
 
 def _chunk_gradients(
+    exclusive: bool,
     q: Tensor,
     r: Tensor,
     w: Tensor,
@@ -146,7 +147,6 @@ def _chunk_gradients(
     do: Tensor,
     dz: Tensor,
     dh: Tensor,
-    exclusive: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of ``q, r, w, g`` once those of the written values (``dz``) and of states after chunks (``dh``) are
     known."""
