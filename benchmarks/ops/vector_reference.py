@@ -127,7 +127,7 @@ def with_gradients(x: Inputs, do: Tensor, dht: Tensor, **settings: Any) -> Input
 
 def ratio(got: Tensor, want: Tensor) -> float:
     """RMS of the difference over RMS; infinite for NaN. Positions where the reference is not finite do not count."""
-    a, b = got.double(), want.double()
+    a, b = got.detach().double(), want.detach().double()
     ok = torch.isfinite(b)
     a, b = a[ok], b[ok]
     e = float((a - b).square().mean().sqrt() / (b.square().mean().sqrt() + 1e-12)) if a.numel() else 0.0

@@ -7,12 +7,10 @@ second launch of a signature goes straight to the compiled kernel.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
-import torch
 from torch import Tensor
-
-_SMALL = 1 << 31
 
 
 class Launcher:
@@ -27,21 +25,31 @@ class Launcher:
         self.fn = fn
         self._compiled: dict[Any, Any] = {}
 
-    def __call__(self, grid: int, args: tuple[Any, ...], meta: dict[str, Any], options: dict[str, Any]) -> None:
+    def __call__(
+        self,
+        grid: int,
+        args: tuple[Any, ...],
+        meta: dict[str, Any],
+        options: dict[str, Any],
+        given: tuple[Tensor | None, ...],
+    ) -> None:
+        """Launch ``grid`` programs. ``given`` are the arguments that the caller of the op chose: their dtypes and
+        alignment vary. What the engine allocates itself is aligned and typed by the rest."""
         if grid <= 0:
             return
-        key: list[Any] = [torch.cuda.current_device() if torch.cuda.is_available() else -1]
-        plain = True
-        for a in args:
-            if type(a) is int:
-                plain = plain and a < _SMALL
-            elif isinstance(a, Tensor):
-                key.append(a.dtype)
-                plain = plain and not a.data_ptr() & 15
         values = tuple(meta.values())
+        key: list[Any] = []
+        aligned = True
+        for x in given:
+            if x is None:
+                key.append(None)
+            else:
+                key.append(x.dtype)
+                aligned = aligned and not x.data_ptr() & 15
+        # Any of the tensors tells the device; misaligned ones compile to other kernels, which Triton sorts out.
+        key.append(args[0].device.index)
         signature = (*key, values, *options.values())
-        # Misaligned pointers and wide integers compile to other kernels: Triton sorts those out.
-        kernel = self._compiled.get(signature) if plain else None
+        kernel = self._compiled.get(signature) if aligned else None
         if kernel is not None:
             kernel[grid, 1, 1](*args, *values)
             return
@@ -50,8 +58,15 @@ class Launcher:
             raise TypeError(f"{self.fn.__name__} takes the constexprs {names}, got {tuple(meta)}")
         kernel = self.fn[(grid,)](*args, **meta, **options)
         # The interpreter returns nothing.
-        if plain and kernel is not None and hasattr(kernel, "__getitem__"):
+        if aligned and kernel is not None:
             self._compiled[signature] = kernel
+
+
+@functools.lru_cache(maxsize=1)
+def _descriptor_class() -> Any:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor
 
 
 def descriptor(x: Tensor, rows: int, cols: int, block_rows: int, block_cols: int) -> Any:
@@ -60,8 +75,6 @@ def descriptor(x: Tensor, rows: int, cols: int, block_rows: int, block_cols: int
     Made without the checks of its constructor, which cost more than the object: the callers' policies use descriptors
     for contiguous tensors with rows of a multiple of 16 bytes only.
     """
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    d = object.__new__(TensorDescriptor)
+    d = object.__new__(_descriptor_class())
     d.base, d.shape, d.strides, d.block_shape = x, [rows, cols], [cols, 1], [block_rows, block_cols]
     return d

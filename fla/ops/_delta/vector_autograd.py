@@ -13,12 +13,16 @@ import triton.language as tl
 from torch import Tensor
 
 from fla.ops._common.device_index import ChunkTable, chunk_table
+from fla.ops._common.launch import Launcher, descriptor
 from fla.ops._common.policy import Chip, chip_of, has_descriptors
 from fla.ops._delta.autograd import on_device
 from fla.ops._delta.kernels.vector_grad import vector_grad, vector_scores
 from fla.ops._delta.kernels.vector_prep import vector_prep
 from fla.ops._delta.kernels.vector_scan import vector_merge, vector_scan, vector_scan_bwd
 from fla.ops._delta.vector_policy import VectorPlan, plan
+
+_prep, _scan, _scan_bwd = Launcher(vector_prep), Launcher(vector_scan), Launcher(vector_scan_bwd)
+_merge, _scores, _grad = Launcher(vector_merge), Launcher(vector_scores), Launcher(vector_grad)
 
 _TL = {
     "bf16": tl.bfloat16,
@@ -30,6 +34,14 @@ _TL = {
 }
 
 
+# operand type of the 0/1 sums of gates, by their precision
+_ONES = {
+    "raw": torch.bfloat16,
+    "fp16": torch.float16,
+    "tf32x3": torch.float32,
+    "tf32": torch.float32,
+    "ieee": torch.float32,
+}
 _TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -78,9 +90,9 @@ def one_matrices(dtype: torch.dtype, device: torch.device) -> Tensor:
     """0/1 matrices `[8, 64, 64]` whose products with gates `[64 tokens, channels]` are sums over tokens.
 
     0: up to and with the token, 1: after it, both inside its block of 32; 2: all of the other block; 3..7: levels
-    of the tree of the exact scores. Blocks of 32, 16, 8, 4 and 2 tokens are split in the middle: a token of the second half
-    needs the decay from the middle up to itself, one of the first half the decay after itself up to the middle, so that
-    factors never exceed 1, for any gate.
+    of the tree of the exact scores. Blocks of 32, 16, 8, 4 and 2 tokens are split in the middle: a token of the second
+    half needs the decay from the middle up to itself, one of the first half the decay after itself up to the middle, so
+    that factors never exceed 1, for any gate.
     """
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         # Memory of a capture belongs to its graph.
@@ -90,21 +102,13 @@ def one_matrices(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 def _rows(x: Tensor, block: tuple[int, int], tma: bool) -> Any:
     """A tensor `[..., H, D]` as matrix of rows, by descriptor or as it is."""
-    if not tma:
-        return x
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
     width = x.shape[-1] * x.shape[-2]
-    return TensorDescriptor(x, [x.numel() // width, width], [width, 1], list(block))
+    return descriptor(x, x.numel() // width, width, *block) if tma else x
 
 
 def _mat(x: Tensor, block: tuple[int, int], tma: bool) -> Any:
     """A buffer `[rows, width]` by descriptor or as it is."""
-    if not tma:
-        return x
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    return TensorDescriptor(x, list(x.shape), [x.shape[1], 1], list(block))
+    return descriptor(x, x.shape[0], x.shape[1], *block) if tma else x
 
 
 def _aligned(*tensors: Tensor) -> bool:
@@ -152,6 +156,8 @@ class Work:
         self.ragged = self.table.varlen or self.T % 64 != 0
         p = self.plan
         self.gtma = p.tma and g.element_size() == 2 and _aligned(g)
+        # bf16 decays are summed as they are, without rounding
+        self.raw = call.gate == 0 and g.dtype == torch.bfloat16 and p.gscore == "bf16"
         self.index = (self.table.cu, self.table.offsets)
         self.common = {
             "DT": _TL[q.dtype],
@@ -198,35 +204,41 @@ class Work:
         self.norms = self.new(n, 2, 64, dtype=torch.float32) if train and self.call.norm else self.decay
         if self.table.chunks == 0:
             return
-        vector_prep[(self.H, self.table.chunks)](
-            self.rows(self.q, 64, p.kb),
-            self.rows(self.k, 64, p.kb),
-            _rows(self.g, (64, p.kb), self.gtma),
-            self.beta,
-            self.a_log,
-            self.dt_bias,
-            self.table.rows,
-            one_matrices(torch.float16 if p.gprec == "fp16" else torch.float32, self.q.device),
-            self.mat(self.tiles, 64, p.kb),
-            self.mat(self.mats, 64, 32),
-            self.decay,
-            self.norms,
-            self.T,
-            self.table.per_sequence,
-            self.H,
-            self.H // self.HK,
-            self.call.scale,
-            self.call.lower,
-            K=self.K,
-            KP=p.kp,
-            KB=p.kb,
-            TRAIN=train,
-            GPREC=p.gprec,
-            SD=_TL[p.score],
-            IPREC=p.iprec,
-            **self.gates,
-            **self.common,
-            **p.prep.options(self.chip),
+        gprec = "raw" if self.raw else p.gprec
+        _prep(
+            (self.H, self.table.chunks),
+            (
+                self.rows(self.q, 64, p.kb),
+                self.rows(self.k, 64, p.kb),
+                _rows(self.g, (64, p.kb), self.gtma),
+                self.beta,
+                self.a_log,
+                self.dt_bias,
+                self.table.rows,
+                one_matrices(_ONES[gprec], self.q.device),
+                self.mat(self.tiles, 64, p.kb),
+                self.mat(self.mats, 64, 32),
+                self.decay,
+                self.norms,
+                self.T,
+                self.table.per_sequence,
+                self.H,
+                self.H // self.HK,
+                self.call.scale,
+                self.call.lower,
+            ),
+            {
+                "K": self.K,
+                "KP": p.kp,
+                "KB": p.kb,
+                "TRAIN": train,
+                "GPREC": gprec,
+                "SD": _TL[p.score],
+                "IPREC": p.iprec,
+                **self.gates,
+                **self.common,
+            },
+            p.prep.options(self.chip),
         )
 
     def _scan(
@@ -244,35 +256,40 @@ class Work:
         p = self.plan
         bv = p.bv_map if split == 2 else p.bv
         blocks = (p.vp + p.kp if split == 2 else p.vp) // bv
-        vector_scan[(blocks * self.H, self.N, p.segments if split else 1)](
-            self.mat(self.tiles, 32, p.kp),
-            self.mat(self.mats, 32, 32),
-            self.decay,
-            self.rows(self.v, 32, bv),
-            None if o is None else _rows(o, (32, bv), p.tma and not self.ragged and self.V % bv == 0),
-            None if states is None else self.mat(states, bv, p.kp),
-            None if news is None else self.mat(news, bv, 32),
-            h0,
-            ht,
-            *self.index,
-            self.T,
-            self.table.per_sequence,
-            self.H,
-            steps,
-            p.segments,
-            BV=bv,
-            NM=self.nm,
-            OUT=o is not None,
-            SAVE=save,
-            NEWS=news is not None,
-            INIT=h0 is not None,
-            FINAL=ht is not None,
-            SPLIT=split,
-            VFIRST=self.call.v_first,
-            STAGES=p.scan.stages,
-            **self.dims,
-            **self.common,
-            **p.scan.options(self.chip),
+        _scan(
+            (blocks * self.H, self.N, p.segments if split else 1),
+            (
+                self.mat(self.tiles, 32, p.kp),
+                self.mat(self.mats, 32, 32),
+                self.decay,
+                self.rows(self.v, 32, bv),
+                None if o is None else _rows(o, (32, bv), p.tma and not self.ragged and self.V % bv == 0),
+                None if states is None else self.mat(states, bv, p.kp),
+                None if news is None else self.mat(news, bv, 32),
+                h0,
+                ht,
+                *self.index,
+                self.T,
+                self.table.per_sequence,
+                self.H,
+                steps,
+                p.segments,
+            ),
+            {
+                "BV": bv,
+                "NM": self.nm,
+                "OUT": o is not None,
+                "SAVE": save,
+                "NEWS": news is not None,
+                "INIT": h0 is not None,
+                "FINAL": ht is not None,
+                "SPLIT": split,
+                "VFIRST": self.call.v_first,
+                "STAGES": p.scan.stages,
+                **self.dims,
+                **self.common,
+            },
+            p.scan.options(self.chip),
         )
 
     def scan(
@@ -300,18 +317,17 @@ class Work:
             maps = self.new(self.N * p.segments * self.H, p.vp + p.kp, p.kp, dtype=torch.float32)
             entries = self.new(self.N * p.segments * self.H, p.vp, p.kp, dtype=torch.float32)
             self._scan(o=None, states=None, save=0, news=None, h0=None, ht=maps, split=2, steps=steps)
-            vector_merge[(p.vp // 16, self.H, self.N)](
-                maps,
-                entries,
-                h0,
-                self.H,
-                p.segments,
-                BV=16,
-                INIT=h0 is not None,
-                VFIRST=self.call.v_first,
-                PREC=p.prec,
-                **self.dims,
-                **p.merge.options(self.chip),
+            _merge(
+                (p.vp // 16, self.H, self.N),
+                (
+                    maps,
+                    entries,
+                    h0,
+                    self.H,
+                    p.segments,
+                ),
+                {"BV": 16, "INIT": h0 is not None, "VFIRST": self.call.v_first, "PREC": p.prec, **self.dims},
+                p.merge.options(self.chip),
             )
         self._scan(h0=entries, split=1, steps=steps, **kw)
         return entries
@@ -333,28 +349,33 @@ class Work:
         exits = self.new(n * 2 * p.vp, p.kp)
         ys = self.new(n * p.vp, 64)
         if self.N > 0:
-            vector_scan_bwd[(p.vp // p.bv_bwd * self.H, self.N)](
-                self.mat(self.tiles, 32, p.kp),
-                self.mat(self.mats, 32, 32),
-                self.decay,
-                self.rows(do, 32, p.bv_bwd),
-                _rows(dv, (32, p.bv_bwd), p.tma and not self.ragged and self.V % p.bv_bwd == 0),
-                self.mat(exits, p.bv_bwd, p.kp),
-                self.mat(ys, p.bv_bwd, 32),
-                dht,
-                dh0,
-                *self.index,
-                self.T,
-                self.table.per_sequence,
-                self.H,
-                BV=p.bv_bwd,
-                INIT=dh0 is not None,
-                FINAL=dht is not None,
-                VFIRST=self.call.v_first,
-                STAGES=p.scan_bwd.stages,
-                **self.dims,
-                **self.common,
-                **p.scan_bwd.options(self.chip),
+            _scan_bwd(
+                (p.vp // p.bv_bwd * self.H, self.N),
+                (
+                    self.mat(self.tiles, 32, p.kp),
+                    self.mat(self.mats, 32, 32),
+                    self.decay,
+                    self.rows(do, 32, p.bv_bwd),
+                    _rows(dv, (32, p.bv_bwd), p.tma and not self.ragged and self.V % p.bv_bwd == 0),
+                    self.mat(exits, p.bv_bwd, p.kp),
+                    self.mat(ys, p.bv_bwd, 32),
+                    dht,
+                    dh0,
+                    *self.index,
+                    self.T,
+                    self.table.per_sequence,
+                    self.H,
+                ),
+                {
+                    "BV": p.bv_bwd,
+                    "INIT": dh0 is not None,
+                    "FINAL": dht is not None,
+                    "VFIRST": self.call.v_first,
+                    "STAGES": p.scan_bwd.stages,
+                    **self.dims,
+                    **self.common,
+                },
+                p.scan_bwd.options(self.chip),
             )
         return dv, ys, exits
 
@@ -381,73 +402,86 @@ class Work:
         if chunks > 0:
             scores = self.new(self.tiles_n * 128, 32, dtype=_TORCH[p.gscore])
             vecs = self.new(self.tiles_n * 2, 5, 32, dtype=torch.float32)
-            vector_scores[(H, chunks)](
-                _rows(self.v, (32, p.vb), tma),
-                self.beta,
-                _rows(o, (32, p.vb), tma) if self.call.norm else None,
-                _rows(do, (32, p.vb), tma),
-                _mat(news, (p.vb, 32), tma),
-                _mat(ys, (p.vb, 32), tma),
-                self.norms,
-                self.table.rows,
-                _mat(scores, (32, 32), tma),
-                vecs,
-                T,
-                self.table.per_sequence,
-                H,
-                V=self.V,
-                VP=p.vp,
-                VB=p.vb,
-                BETA=self.call.beta,
-                NORM=self.call.norm,
-                SD=_TL[p.gscore],
-                PREC=p.prec,
-                VARLEN=self.table.varlen,
-                ROWS=self.ragged,
-                TMA=tma,
-                **p.scores.options(self.chip),
+            _scores(
+                (H, chunks),
+                (
+                    _rows(self.v, (32, p.vb), tma),
+                    self.beta,
+                    _rows(o, (32, p.vb), tma) if self.call.norm else None,
+                    _rows(do, (32, p.vb), tma),
+                    _mat(news, (p.vb, 32), tma),
+                    _mat(ys, (p.vb, 32), tma),
+                    self.norms,
+                    self.table.rows,
+                    _mat(scores, (32, 32), tma),
+                    vecs,
+                    T,
+                    self.table.per_sequence,
+                    H,
+                ),
+                {
+                    "V": self.V,
+                    "VP": p.vp,
+                    "VB": p.vb,
+                    "BETA": self.call.beta,
+                    "NORM": self.call.norm,
+                    "SD": _TL[p.gscore],
+                    "PREC": p.prec,
+                    "VARLEN": self.table.varlen,
+                    "ROWS": self.ragged,
+                    "TMA": tma,
+                },
+                p.scores.options(self.chip),
             )
-            vector_grad[(groups * H, chunks)](
-                _rows(self.q, (32, p.gkb), tma),
-                _rows(self.k, (32, p.gkb), tma),
-                _rows(self.g, (32, p.gkb), tma and self.gtma),
-                self.beta,
-                _rows(do, (32, p.vb), tma),
-                _mat(news, (p.vb, 32), tma),
-                _mat(ys, (p.vb, 32), tma),
-                _mat(states, (p.vb, p.gkb), tma),
-                _mat(exits, (p.vb, p.gkb), tma),
-                _mat(scores, (32, 32), tma),
-                vecs,
-                self.decay,
-                self.norms,
-                one_matrices(torch.bfloat16 if p.gscore == "bf16" else torch.float32, self.q.device),
-                self.a_log,
-                self.dt_bias,
-                self.table.rows,
-                _rows(dq, (32, p.gkb), otma),
-                _rows(dk, (32, p.gkb), otma),
-                _rows(dg, (32, p.gkb), otma and same),
-                db,
-                da,
-                dbias,
-                T,
-                self.table.per_sequence,
-                H,
-                group,
-                B * T,
-                self.call.scale,
-                self.call.lower,
-                KB=p.gkb,
-                VB=p.vb,
-                GPREC=p.prec,
-                SD=_TL[p.gscore],
-                OTMA=otma,
-                DGTMA=otma and same,
-                UNROLL=p.unroll,
-                **self.dims,
-                **{**self.gates, **self.common, "TMA": tma, "GTMA": tma and self.gtma},
-                **p.grad.options(self.chip),
+            _grad(
+                (groups * H, chunks),
+                (
+                    _rows(self.q, (32, p.gkb), tma),
+                    _rows(self.k, (32, p.gkb), tma),
+                    _rows(self.g, (32, p.gkb), tma and self.gtma),
+                    self.beta,
+                    _rows(do, (32, p.vb), tma),
+                    _mat(news, (p.vb, 32), tma),
+                    _mat(ys, (p.vb, 32), tma),
+                    _mat(states, (p.vb, p.gkb), tma),
+                    _mat(exits, (p.vb, p.gkb), tma),
+                    _mat(scores, (32, 32), tma),
+                    vecs,
+                    self.decay,
+                    self.norms,
+                    one_matrices(torch.bfloat16 if p.gscore == "bf16" else torch.float32, self.q.device),
+                    self.a_log,
+                    self.dt_bias,
+                    self.table.rows,
+                    _rows(dq, (32, p.gkb), otma),
+                    _rows(dk, (32, p.gkb), otma),
+                    _rows(dg, (32, p.gkb), otma and same),
+                    db,
+                    da,
+                    dbias,
+                    T,
+                    self.table.per_sequence,
+                    H,
+                    group,
+                    B * T,
+                    self.call.scale,
+                    self.call.lower,
+                ),
+                {
+                    "KB": p.gkb,
+                    "VB": p.vb,
+                    "GPREC": p.prec,
+                    "SD": _TL[p.gscore],
+                    "OTMA": otma,
+                    "DGTMA": otma and same,
+                    "RAW": self.raw,
+                    **self.dims,
+                    **self.gates,
+                    **self.common,
+                    "TMA": tma,
+                    "GTMA": tma and self.gtma,
+                },
+                p.grad.options(self.chip),
             )
         if group > 1:
             dq = dq.view(B, T, self.HK, group, K).sum(3)
@@ -473,7 +507,7 @@ class VectorDelta(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         q: Tensor,
         k: Tensor,
@@ -503,7 +537,7 @@ class VectorDelta(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, do: Tensor | None, dht: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, do: Tensor | None, dht: Tensor | None) -> tuple[Any, ...]:
         q, k, v, g, beta, a_log, dt_bias, h0, o, tiles, mats, decay, norms, entries, states, news = ctx.saved_tensors
         if do is None and dht is None:
             return (None,) * 11

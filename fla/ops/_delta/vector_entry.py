@@ -22,7 +22,8 @@ def _chunk_states(work: Work, states: Tensor, chunk_size: int, cu_seqlens_cpu: T
         assert work.table.cu is not None
         cu = (work.table.cu if cu_seqlens_cpu is None else cu_seqlens_cpu).tolist()
         lengths = [b - a for a, b in itertools.pairwise(cu)]
-        keep, first = [], 0
+        keep: list[int] = []
+        first = 0
         for n in lengths:
             keep.extend(range(first, first + -(-n // chunk_size)))
             first += -(-n // 64) * per

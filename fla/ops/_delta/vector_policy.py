@@ -35,7 +35,6 @@ class VectorPlan:
     segments: int
     tma: bool
     grad_tma: bool
-    unroll: bool
     score: str
     gscore: str
     prec: str
@@ -88,7 +87,9 @@ def plan(
     wide = kp > 128
     kb = min(kp, 128 if half and not exact else 64)
     bv = min(vp, 64 if half else 32)
-    bv_bwd = min(vp, (64 if wide else 128) if half and tma else 32)
+    # Few sequences and heads: more, smaller programs; otherwise the states' gradients want the widest rows that fit.
+    few = sequences * heads * (vp // min(vp, 64)) <= chip.sms
+    bv_bwd = min(vp, (64 if wide or few else 128) if tma else 32)
     gkb = min(kp, 64)
     vb = min(vp, 128 if half else 32)
     programs = sequences * heads * (vp // bv)
@@ -109,7 +110,6 @@ def plan(
         segments=segments,
         tma=tma,
         grad_tma=False,
-        unroll=False,
         score=score,
         gscore=gscore,
         prec=prec,
@@ -117,8 +117,8 @@ def plan(
         iprec=iprec,
         prep=Launch(4, 1, 168 if half and not exact else None),
         scan=Launch(4, 3 if tma and not wide else 2),
-        scan_bwd=Launch(8 if bv_bwd >= 128 else 4, 3 if tma and not wide else 2),
-        scores=Launch(4, 1),
+        scan_bwd=Launch(8, 4) if bv_bwd >= 128 else Launch(4, 3 if tma and not wide else 2),
+        scores=Launch(2, 1),
         grad=Launch(4, 1),
         merge=Launch(4, 2),
     )

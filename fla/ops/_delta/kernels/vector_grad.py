@@ -24,6 +24,7 @@ from fla.ops._delta.kernels.vector_math import (
     log_decay_grad,
     narrow,
     one_matrix,
+    raw_decay,
     split_gates,
     store_tile,
     write_rate,
@@ -130,15 +131,20 @@ def vector_scores(
 
 
 @triton.jit
-def level_terms(A, F, bt, kn, qn, gh, gr, m, half, SD: tl.constexpr, PREC: tl.constexpr, GPREC: tl.constexpr):
+def level_terms(
+    A, F, bt, kn, qn, gh, gr, ones, lv, SD: tl.constexpr, PREC: tl.constexpr, GPREC: tl.constexpr, RAW: tl.constexpr
+):
     """Pairs whose tokens part at one level of the tree: every factor is at most 1 and each token has one role.
 
     Returns the gradients of q, of k read, of k written and of the decay.
     """
-    f = ex2(gate_sum(gh, gr, tl.trans(m), SD, GPREC))
-    pairs = level_pairs(half, 32)
+    # All three go to shared memory before the first product, so that one fence and one barrier cover them: with
+    # products in between, triton 3.6 orders fence and barrier such that tensor cores can read what was there before.
+    pairs = level_pairs(16 >> lv, 32)
     Al = tl.where(pairs, A, 0.0).to(SD)
     Fl = tl.where(pairs, F, 0.0).to(SD)
+    m = one_matrix(ones, 3 + lv, 32)
+    f = ex2(gate_sum(gh, gr, tl.trans(m), SD, GPREC, RAW))
     kk = kn * f
     qq = qn * f
     kb = narrow(kk, SD)
@@ -206,7 +212,7 @@ def vector_grad(
     GTMA: tl.constexpr,
     OTMA: tl.constexpr,
     DGTMA: tl.constexpr,
-    UNROLL: tl.constexpr,
+    RAW: tl.constexpr,
 ):
     """One program per (KB channels, head, 32 tokens), after `vector_scores`.
 
@@ -275,16 +281,20 @@ def vector_grad(
         rate = tl.exp(tl.load(a_log + h).to(tl.float32))
     tri = one_matrix(ones, 0, 32)
     tru = one_matrix(ones, 1, 32)
-    x = tl.trans(x).to(tl.float32)
+    x = tl.trans(x)
     bias = 0.0
     if BIAS:
         bias = tl.load(dt_bias + h * K + c0 + cc, mask=c0 + cc < K, other=0.0).to(tl.float32)[:, None]
-    gl = log_decay(x, rate, bias, lower, GATE, EXACT)
+    if RAW:
+        gl = raw_decay(x, EXACT)
+    else:
+        x = x.to(tl.float32)
+        gl = log_decay(x, rate, bias, lower, GATE, EXACT)
     if ROWS:
-        gl = tl.where(j < n, gl, 0.0)
-    gh, gr = split_gates(gl, SD)
-    es = ex2(gate_sum(gh, gr, tl.trans(tru), SD, GPREC))
-    G = gate_sum(gh, gr, tl.trans(tri), SD, GPREC)
+        gl = tl.where(j < n, gl, 0.0).to(gl.dtype)
+    gh, gr = split_gates(gl, SD, RAW)
+    es = ex2(gate_sum(gh, gr, tl.trans(tru), SD, GPREC, RAW))
+    G = gate_sum(gh, gr, tl.trans(tri), SD, GPREC, RAW)
     # Each product stands right before its use: results are the largest things held.
     if NVB == 1:
         SX = tl.dot(tl.trans(St), Xt, input_precision=PREC)
@@ -339,22 +349,12 @@ def vector_grad(
         diag = tl.load(vp + 96 + r)[None, :]
         xq += diag * kn
         xw += diag * qn
-        if UNROLL:
-            for lv in tl.static_range(5):
-                m = one_matrix(ones, 3 + lv, 32)
-                pq, pr, pw, pg = level_terms(A, F, bt, kn, qn, gh, gr, m, 16 >> lv, SD, PREC, GPREC)
-                xq += pq
-                xr += pr
-                xw += pw
-                xg += pg
-        else:
-            for lv in tl.range(0, 5):
-                m = one_matrix(ones, 3 + lv, 32)
-                pq, pr, pw, pg = level_terms(A, F, bt, kn, qn, gh, gr, m, 16 >> lv, SD, PREC, GPREC)
-                xq += pq
-                xr += pr
-                xw += pw
-                xg += pg
+        for lv in tl.range(0, 5):
+            pq, pr, pw, pg = level_terms(A, F, bt, kn, qn, gh, gr, ones, lv, SD, PREC, GPREC, RAW)
+            xq += pq
+            xr += pr
+            xw += pw
+            xg += pg
     xq = xq * (rq * unit)[None, :]
     if NORM:
         xq -= qf * tl.load(vp + r)[None, :]

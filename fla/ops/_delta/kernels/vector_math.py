@@ -18,6 +18,9 @@ SHIFT = tl.constexpr(116.0)
 UNSHIFT = tl.constexpr(2.0**-116)
 # A gate promised to stay above -5 nat is cut just below it, so a broken promise stays finite.
 BOUND_BITS = tl.constexpr(-7.25)
+# The same two cuts for bf16 gates in nat, at values that bf16 holds.
+BOUND_NAT = tl.constexpr(-5.03125)
+FLOOR_NAT = tl.constexpr(-178.0)
 # 2^-256 is 0 in fp32, so a stronger decay need not be told from it; -inf would give NaN in the 0/1 products.
 FLOOR_BITS = tl.constexpr(-256.0)
 
@@ -46,7 +49,7 @@ def rcp(x):
 @triton.jit
 def narrow(x, DT: tl.constexpr):
     """fp32 to an operand type, two at a time: the compiler converts bf16 one by one where it also widens the result."""
-    if DT == tl.bfloat16 and not INTERPRET:
+    if tl.bfloat16 == DT and not INTERPRET:
         return tl.inline_asm_elementwise(
             "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [x], dtype=tl.bfloat16, is_pure=True, pack=2
         )
@@ -132,6 +135,15 @@ def log_decay(x, rate, bias, lower, GATE: tl.constexpr, EXACT: tl.constexpr):
 
 
 @triton.jit
+def raw_decay(x, EXACT: tl.constexpr):
+    """A bf16 log decay in nat, cut as `log_decay` does: 0/1 products of it are exact, so it is never rounded."""
+    if EXACT:
+        return tl.where(x < FLOOR_NAT, FLOOR_NAT, x).to(tl.bfloat16)
+    else:
+        return tl.where(x < BOUND_NAT, BOUND_NAT, x).to(tl.bfloat16)
+
+
+@triton.jit
 def log_decay_grad(dy, x, rate, bias, lower, GATE: tl.constexpr):
     """Gradient through `log_decay` (``dy`` per nat): (of x and bias, of A_log), both per element."""
     if GATE == 0:
@@ -167,17 +179,19 @@ def one_matrix(ones, index, N: tl.constexpr):
 
 @triton.jit
 def token_sum(M, g, PREC: tl.constexpr):
-    """0/1 matrix times gates `[tokens, channels]`: fp32 (PREC given) or rounded to fp16 (PREC "fp16")."""
+    """0/1 matrix times gates `[tokens, channels]`, in bits: in fp32, rounded to fp16, or bf16 in nat ("raw")."""
     if PREC == "fp16":
         return tl.dot(M, g)
+    elif PREC == "raw":
+        return tl.dot(M, g) * LOG2E
     else:
         return tl.dot(M, g, input_precision=PREC)
 
 
 @triton.jit
-def split_gates(g, SD: tl.constexpr):
-    """Gates as one fp32 operand, or as two bf16 operands whose sum keeps 16 bits."""
-    if tl.float32 == SD:
+def split_gates(g, SD: tl.constexpr, RAW: tl.constexpr):
+    """Gates as one operand (fp32, or bf16 in nat), or as two bf16 operands whose sum keeps 16 bits."""
+    if SD == tl.float32 or RAW:
         return g, g
     else:
         hi = narrow(g, tl.bfloat16)
@@ -185,9 +199,11 @@ def split_gates(g, SD: tl.constexpr):
 
 
 @triton.jit
-def gate_sum(hi, lo, M, SD: tl.constexpr, PREC: tl.constexpr):
-    """Gates `[channels, tokens]`, as `split_gates` made them, times a 0/1 matrix."""
-    if tl.float32 == SD:
+def gate_sum(hi, lo, M, SD: tl.constexpr, PREC: tl.constexpr, RAW: tl.constexpr):
+    """Gates `[channels, tokens]`, as `split_gates` made them, times a 0/1 matrix; in bits."""
+    if RAW:
+        return tl.dot(hi, M) * LOG2E
+    elif SD == tl.float32:
         return tl.dot(hi, M, input_precision=PREC)
     else:
         return tl.dot(lo, M, tl.dot(hi, M))

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from fla.ops._common.kernels import NORM_EPS, chunk_at, tri_inv
+from fla.ops._common.kernels import LOG2E, NORM_EPS, chunk_at, tri_inv
 from fla.ops._delta.kernels.vector_math import (
     SHIFT,
     UNSHIFT,
@@ -14,6 +14,7 @@ from fla.ops._delta.kernels.vector_math import (
     load_tile,
     log_decay,
     one_matrix,
+    raw_decay,
     store_tile,
     token_sum,
     write_rate,
@@ -103,18 +104,22 @@ def vector_prep(
     diag = tl.zeros((64,), tl.float32)
     for b in tl.static_range(NK):
         c0 = b * KB
-        x = load_tile(g, row, n, h * K + c0, K - c0, H * K, 64, KB, GTMA, ROWS, COLS).to(tl.float32)
+        x = load_tile(g, row, n, h * K + c0, K - c0, H * K, 64, KB, GTMA, ROWS, COLS)
         bias = 0.0
         if BIAS:
             bias = tl.load(dt_bias + h * K + c0 + cc, mask=c0 + cc < K, other=0.0).to(tl.float32)[None, :]
-        gl = log_decay(x, rate, bias, lower, GATE, EXACT)
+        if GPREC == "raw":
+            gl = raw_decay(x, EXACT)
+        else:
+            gl = log_decay(x.to(tl.float32), rate, bias, lower, GATE, EXACT)
         if ROWS:
-            gl = tl.where(i < n, gl, 0.0)
+            gl = tl.where(i < n, gl, 0.0).to(gl.dtype)
+        gs = gl
         if GPREC == "fp16":
             gs = gl.to(tl.float16)
-            gl = gs.to(tl.float32)
-        else:
-            gs = gl
+        gl = gs.to(tl.float32)
+        if GPREC == "raw":
+            gl = gl * LOG2E
         total = tl.sum(tl.reshape(gl, (2, 32, KB)), 1)
         tl.store(decay + (w.to(tl.int64) * 2 + tl.arange(0, 2)[:, None]) * KP + c0 + cc[None, :], ex2(total))
         kn = load_tile(k, row, n, hk * K + c0, K - c0, HK * K, 64, KB, TMA, ROWS, COLS).to(tl.float32)

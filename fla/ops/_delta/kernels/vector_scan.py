@@ -71,8 +71,8 @@ def vector_scan(
     OUT: write ``o``. SAVE 1 or 2: write the state before each 64 or 32 tokens, transposed, to
     states [chunk64 * H + h, SAVE, VP, KP]. NEWS: write the new values, transposed, to news [chunk64 * H + h, VP, 64].
     SPLIT 0: a whole sequence; 1: segment ``program_id(2)`` of STEPS chunks, starting from h0 [n * NSEG + seg, H, V, K];
-    2: as 1, but write the affine map of the segment, [n * NSEG + seg, H, 2 V, K]: the state that a zero one becomes and,
-    below it, the matrix that a state is multiplied with.
+    2: as 1, but write the affine map of the segment, [n * NSEG + seg, H, V + K, K]: the state that a zero one becomes
+    and, below it, the matrix that a state is multiplied with.
     """
     NV: tl.constexpr = (VP + KP) // BV if SPLIT == 2 else VP // BV
     iv = tl.program_id(0) % NV
@@ -124,9 +124,8 @@ def vector_scan(
         Sb = S.to(DT)
         if SAVE == 2:
             store_tile(states, Sb, (w * 2 + sub) * VP + v0, BV, 0, KP, KP, BV, KP, TMA, False, False)
-        elif SAVE == 1:
-            if sub == 0:
-                store_tile(states, Sb, w * VP + v0, BV, 0, KP, KP, BV, KP, TMA, False, False)
+        elif SAVE == 1 and sub == 0:
+            store_tile(states, Sb, w * VP + v0, BV, 0, KP, KP, BV, KP, TMA, False, False)
         x = tl.trans(vt).to(tl.float32)
         if SPLIT == 2:
             x = tl.where(value > 0.0, x, 0.0)
