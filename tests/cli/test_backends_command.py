@@ -48,7 +48,8 @@ def verdicts(result) -> dict[str, tuple[str, str]]:
     return {v["backend"]: (v["code"], v["reason"]) for v in result.json["verdicts"]}
 
 
-def test_list_without_plugins_says_so(fla_cli):
+def test_list_without_plugins_says_so(fla_cli, monkeypatch):
+    monkeypatch.setattr("fla.backends.list_plugins", list)
     result = fla_cli("backends", "list")
     assert result.code == 0
     assert "No plugins are installed" in result.out
@@ -56,16 +57,18 @@ def test_list_without_plugins_says_so(fla_cli):
 
 def test_list_names_registered_backends_in_order(fla_cli, registered):
     rows = fla_cli("backends", "list", "--json").json["backends"]
-    assert [(r["operation"], r["backend"], r["functions"]) for r in rows] == [
+    ours = [r for r in rows if r["backend"] in ("picky", "hopper")]
+    assert [(r["operation"], r["backend"], r["functions"]) for r in ours] == [
         ("kda", "picky", ["chunk_kda"]),
         ("kda", "hopper", ["chunk_kda"]),
     ]
-    assert fla_cli("backends", "list", "gla", "--json").json["backends"] == []
+    others = fla_cli("backends", "list", "gla", "--json").json["backends"]
+    assert not {"picky", "hopper"} & {r["backend"] for r in others}
 
 
 def test_a_disabled_backend_is_listed_with_the_reason(fla_cli, registered, monkeypatch):
     monkeypatch.setenv("FLA_PICKY", "0")
-    row = fla_cli("backends", "list", "--json").json["backends"][0]
+    row = next(r for r in fla_cli("backends", "list", "--json").json["backends"] if r["backend"] == "picky")
     assert (row["usable"], row["code"]) == (False, "disabled")
     assert "FLA_PICKY" in row["reason"]
 
