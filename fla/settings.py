@@ -13,6 +13,7 @@ from __future__ import annotations
 import builtins
 import difflib
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -128,6 +129,11 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(_known))
 
 
+def is_core(name: str) -> bool:
+    """Whether a variable is core's own, so that no backend may be switched by it."""
+    return name in _known and _known[name].owner == "core"
+
+
 def _row(name: str) -> Setting:
     row = _known.get(name)
     if row is None:
@@ -141,11 +147,23 @@ def nearest(name: str, candidates: Iterable[str]) -> str:
     return f"; did you mean {match[0]}?" if match else ""
 
 
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+GENERATED = "<fla dispatch"
+
+
+def callers_level() -> int:
+    """``stacklevel`` for a warning of the calling function: that of the line which called into the package."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, GENERATED)):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
 def warn_once(topic: str, subject: str, message: str, category: type[Warning] = UserWarning) -> None:
     """Warn the first time that ``(topic, subject)`` comes up in this process."""
     if (topic, subject) not in _said:
         _said.add((topic, subject))
-        warnings.warn(message, category, stacklevel=3)
+        warnings.warn(message, category, stacklevel=callers_level())
 
 
 def parse(row: Setting, value: Any) -> Any:

@@ -146,8 +146,13 @@ class Capability:
             if layout not in ("k_first", "v_first"):
                 raise ValueError(f"Capability.state_layouts takes 'k_first' and 'v_first', got {layout!r}")
         for pair in self.head_dims or ():
-            if len(tuple(pair)) != 2:
+            if not _is_pair(pair):
                 raise ValueError(f"Capability.head_dims takes pairs (K, V), got {pair!r}")
+        if self.compute_capability is not None and not _is_pair(self.compute_capability):
+            raise ValueError(f"Capability.compute_capability must be like (9, 0), got {self.compute_capability!r}")
+        for name in ("gva", "varlen", "initial_state", "backward"):
+            if not isinstance(getattr(self, name), bool | None):
+                raise ValueError(f"Capability.{name} must be True, False or None, got {getattr(self, name)!r}")
 
     def check(self, facts: Facts) -> Rejection | None:
         """The first thing that the call asks for and that is not declared, or None."""
@@ -178,6 +183,10 @@ class Capability:
             yield f"state layout is {layout}, supported: {_listed(self.state_layouts)}"
         if self.backward is False and facts.backward:
             yield "a gradient is needed and only the forward is supported"
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(item, int) for item in value)
 
 
 def _listed(values: Iterable[Any]) -> str:

@@ -253,14 +253,11 @@ class DispatchedOp:
                     answer = candidate.verify(*args)
                     if answer is True:
                         return candidate
-                    refusal = candidate.answers.get(answer, _UNKNOWN)
+                    refusal = candidate.answers.get(answer, _UNKNOWN) if type(answer) is tuple else _UNKNOWN
+                    if refusal is _UNKNOWN:
+                        refusal = understand(self, candidate, answer)
                 except Exception as error:
                     refusal = self._verifier_failed(plan, candidate, error)
-                if refusal is _UNKNOWN:
-                    try:
-                        refusal = understand(self, candidate, answer)
-                    except TypeError as error:
-                        refusal = self._verifier_failed(plan, candidate, error)
             if refusal is None:
                 return candidate
             rejected.append(refusal)
@@ -272,9 +269,11 @@ class DispatchedOp:
             faults.note(error, f"raised by {where}")
             raise error
         text = f"its verifier raised {type(error).__name__}: {error}"
+        # Once for each place that raises: a message may have the numbers of the call in it.
+        place = traceback.extract_tb(error.__traceback__)[-1]
         settings.warn_once(
             "verifier",
-            f"{self} {candidate.name} {type(error).__name__}: {error}",
+            f"{self} {candidate.name} {type(error).__name__} {place.filename}:{place.lineno}",
             f"{where} raised, the backend is passed over:\n{traceback.format_exc()}",
             RuntimeWarning,
         )
@@ -384,7 +383,7 @@ class DispatchedOp:
             f"fla backend {where} raised {summary}; it is left out for calls of this static signature and the next "
             f"implementation runs (the traceback is in fla.backends.report())",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=settings.callers_level(),
         )
         refusal = Rejection("error", f"raised {summary}")
         record.log_once(self.operation, self.name, candidate.name, refusal.text)

@@ -324,10 +324,14 @@ class Entry:
 def static_refusal(op: DispatchedOp, row: Registration, key: Any, facts: Facts, *, probe: bool) -> Rejection | None:
     """What is wrong with a candidate for every call of one static signature, ``key`` in full."""
     backend = row.backend
-    if backend.capability is not None:
-        refusal = backend.capability.check(facts)
-        if refusal is not None:
-            return refusal
+    try:
+        refusal = _check(backend.capability, facts)
+    except Exception as error:  # a class of the plugin's own
+        if settings.get(STRICT):
+            raise
+        return Rejection("error", f"its capability raised {type(error).__name__}: {error}")
+    if refusal is not None:
+        return refusal
     failure = op.quarantine.get((row, key))
     if failure is not None:
         return Rejection("error", f"quarantined: {failure.summary}")

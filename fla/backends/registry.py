@@ -133,6 +133,17 @@ def _check_backend(backend: Any) -> None:
         raise TypeError(f"{type(backend).__name__}.backend_type {backend.backend_type!r} is the name of a core path")
     if isinstance(backend.priority, bool) or not isinstance(backend.priority, int):
         raise TypeError(f"{type(backend).__name__}.priority must be an integer, got {backend.priority!r}")
+    # What is wrong here would otherwise come up inside the calls of users.
+    requires, variable, capability = backend.requires, backend.env_var, backend.capability
+    if not isinstance(requires, str | tuple | list) or not all(isinstance(text, str) for text in requires):
+        raise TypeError(f"{type(backend).__name__}.requires must be a tuple of requirements, got {requires!r}")
+    if capability is not None and not callable(getattr(capability, "check", None)):
+        raise TypeError(f"{type(backend).__name__}.capability must be a Capability, got {capability!r}")
+    if variable is not None:
+        if not isinstance(variable, str) or not variable or "=" in variable:
+            raise TypeError(f"{type(backend).__name__}.env_var must be the name of a variable, got {variable!r}")
+        if settings.is_core(variable):
+            raise TypeError(f"{type(backend).__name__}.env_var {variable} is a setting of core")
 
 
 REGISTRY = Registry()

@@ -14,6 +14,7 @@ from inspect import Parameter, Signature
 from typing import Any
 
 from fla.backends.errors import SignatureMismatch
+from fla.settings import GENERATED
 
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -102,8 +103,8 @@ def positional(signature: Signature, target: Callable[..., Any], binding: Bindin
     names = list(signature.parameters)
     if binding.text == ", ".join(names):
         return target
-    names = [f"{name}" for name in names]
-    adapter: Callable[..., Any] = eval(f"lambda {', '.join(names)}: _target({binding.text})", {"_target": target})
+    source = f"lambda {', '.join(names)}: _target({binding.text})"
+    adapter: Callable[..., Any] = eval(compile(source, f"{GENERATED}>", "eval"), {"_target": target})
     return adapter
 
 

@@ -103,7 +103,7 @@ def _dispatched(operation: str, fn: Callable[..., Any], key: str | None, options
 def build(op: DispatchedOp, renamed: Mapping[str, str], removed: Mapping[str, str]) -> Callable[..., Any]:
     """Compile the wrapper of ``op``."""
     source = _source(op, renamed, removed)
-    filename = f"<fla dispatch {op}>"
+    filename = f"{settings.GENERATED} {op}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     namespace: dict[str, Any] = {}
     # The op's own globals, so that annotations of the wrapper mean what they mean there.
@@ -161,7 +161,7 @@ def _renamed(op: DispatchedOp, old: str, value: Any, new: str, given: Any, compi
     if given is not default and given is not None and given is not False:
         raise ValueError(f"{op.name}: both {new} and its old name {old} were given; use {new}")
     if not compiling:  # Dynamo cannot trace a warning
-        warnings.warn(f"{op.name}: {old} is called {new} now", DeprecationWarning, stacklevel=3)
+        warnings.warn(f"{op.name}: {old} is called {new} now", DeprecationWarning, settings.callers_level())
     return value
 
 

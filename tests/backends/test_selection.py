@@ -128,6 +128,21 @@ def test_exception_in_a_verifier_warns_once_with_traceback_and_is_skipped(toy, q
     assert "AttributeError" in reason
 
 
+def test_verifier_whose_messages_differ_warns_once(toy, qkv):
+    fn, operation = toy
+
+    def buggy(self, q, *args):
+        raise ValueError(f"boom {q.shape[1]}")
+
+    register(operation, backend("buggy", toy_verifier=buggy))
+    q, k, v = qkv
+    with pytest.warns(RuntimeWarning, match="boom") as caught:
+        for n in range(1, 5):
+            fn(*(torch.cat([x] * n, 1) for x in (q, k, v)))
+    assert len(caught) == 1
+    assert f"boom {4 * q.shape[1]}" in rejections()["buggy"][1]
+
+
 def test_answer_that_is_none_counts_as_a_bug_of_the_verifier(toy, qkv):
     fn, operation = toy
     register(operation, backend("mute", toy_verifier=lambda self, *a: None))
@@ -209,10 +224,41 @@ def test_same_type_twice_is_an_error_unless_one_overrides(toy, qkv):
     assert fn(*qkv) == "second"
 
 
-@pytest.mark.parametrize("wrong", [{"backend_type": ""}, {"backend_type": "triton"}, {"priority": "high"}])
-def test_backend_that_cannot_be_named_or_ordered_is_refused(toy, wrong):
-    with pytest.raises(TypeError):
-        register(toy[1], type("Wrong", (Base,), {"backend_type": "ok", **wrong})())
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"backend_type": ""},
+        {"backend_type": "triton"},
+        {"priority": "high"},
+        {"requires": None},
+        {"requires": (3,)},
+        {"env_var": 3},
+        {"env_var": "FLA_PLUGINS"},
+        {"capability": {"dtypes": ("float32",)}},
+    ],
+)
+def test_backend_with_attributes_that_make_no_sense_is_refused(toy, qkv, wrong):
+    fn, operation = toy
+    with pytest.raises(TypeError, match=next(iter(wrong))):
+        register(operation, type("Wrong", (Base,), {"backend_type": "ok", **wrong})())
+    assert BackendRegistry(operation).backends == ()
+    assert fn(*qkv) == ("torch", 1.0)
+
+
+def test_capability_of_a_class_of_its_own_that_raises_costs_the_backend_and_not_the_call(toy, qkv, monkeypatch):
+    fn, operation = toy
+
+    class Broken(Capability):
+        def check(self, facts):
+            raise LookupError("typo")
+
+    register(operation, backend("mine", capability=Broken()))
+    assert fn(*qkv) == ("torch", 1.0)
+    assert rejections()["mine"] == ("error", "its capability raised LookupError: typo")
+    assert explain(fn, *qkv).verdict("mine").code == "error"
+    monkeypatch.setenv("FLA_BACKEND_STRICT", "1")
+    with pytest.raises(LookupError, match="typo"):
+        fn(*qkv)
 
 
 # Availability
@@ -411,7 +457,18 @@ def test_needs_backward_looks_into_nested_arguments():
         assert not needs_backward(x)
 
 
-@pytest.mark.parametrize("wrong", [{"dtypes": "bfloat16"}, {"state_layouts": ("KV",)}, {"head_dims": ((1, 2, 3),)}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"dtypes": "bfloat16"},
+        {"state_layouts": ("KV",)},
+        {"head_dims": ((1, 2, 3),)},
+        {"head_dims": (128, 128)},
+        {"compute_capability": 9},
+        {"compute_capability": "9.0"},
+        {"gva": "no"},
+    ],
+)
 def test_capability_that_says_nothing_sensible_is_refused(wrong):
     with pytest.raises(ValueError, match="Capability"):
         Capability(**wrong)
