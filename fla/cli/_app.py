@@ -15,8 +15,8 @@ from typing import TextIO
 import fla
 from fla.cli._output import CliError
 
-# Name -> one line of help. The module `fla.cli.<name>` offers `add_arguments(parser)` and `run(args) -> int`; only the
-# module of the command that was typed is imported, which keeps `fla --help` fast.
+# Name -> one line of help. The module `fla.cli.<name>`, with _ for -, offers `add_arguments(parser)` and
+# `run(args) -> int`; only that of the command that was typed is imported, which keeps `fla --help` fast.
 COMMANDS: dict[str, str] = {
     "demo": "train a small language model on this machine and let it talk",
     "doctor": "what is installed, which devices there are, what will run on them and why not",
@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "settings": "every FLA_* setting with its value, default and origin",
     "ops": "list public ops, layers, modules and models",
     "smoke": "build and run tiny instances of every model family",
+    "new-backend": "write a plugin package for an op, which passes its own tests as written",
 }
 
 # Distribution to install when an import fails, where its name is not the import name.
@@ -84,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _module(command: str) -> ModuleType:
-    return importlib.import_module(f"fla.cli.{command}")
+    return importlib.import_module(f"fla.cli.{command.replace('-', '_')}")
 
 
 def _show_warning(
