@@ -4,8 +4,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fla.modules.fused_cross_entropy import FusedCrossEntropyLoss
@@ -55,23 +59,26 @@ def language_model_loss(
         use_l2warp: penalise large logits through the gradient.
         num_items_in_batch: divide the sum of the losses by this.
     """
-    if criterion is None:
-        if logits is None:
-            criterion = FusedLinearCrossEntropyLoss(use_l2warp=use_l2warp)
-        elif fused:
-            criterion = FusedCrossEntropyLoss(inplace_backward=True)
-        else:
-            criterion = nn.CrossEntropyLoss()
-    if num_items_in_batch is not None:
-        criterion = _summing(criterion)
+    reduction = "mean" if num_items_in_batch is None else "sum"
+    ignore_index = -100
+    loss_of: Callable[..., Any]
+    if criterion is not None:
+        ignore_index = getattr(criterion, "ignore_index", ignore_index)
+        loss_of = criterion if num_items_in_batch is None else _summing(criterion)
+    elif logits is None:
+        loss_of = FusedLinearCrossEntropyLoss(use_l2warp=use_l2warp, reduction=reduction)
+    elif fused:
+        loss_of = FusedCrossEntropyLoss(inplace_backward=True, reduction=reduction)
+    else:
+        loss_of = cast(Callable[..., Any], partial(F.cross_entropy, reduction=reduction))
     if shift_labels is None:
         assert labels is not None
-        shift_labels = shift(labels.to(hidden_states.device), getattr(criterion, "ignore_index", -100))
+        shift_labels = shift(labels.to(hidden_states.device), ignore_index)
     targets = shift_labels.to(hidden_states.device)
     if logits is None:
-        loss = criterion(hidden_states, targets, head.weight, head.bias)
+        loss = loss_of(hidden_states, targets, head.weight, head.bias)
     else:
-        loss = criterion(logits.flatten(0, -2), targets.flatten())
+        loss = loss_of(logits.flatten(0, -2), targets.flatten())
         if use_l2warp:
             loss = l2_warp(loss, logits)
     if num_items_in_batch is not None:
