@@ -21,8 +21,28 @@ from fla.ops._delta.kernels.vector_prep import vector_prep
 from fla.ops._delta.kernels.vector_scan import vector_merge, vector_scan, vector_scan_bwd
 from fla.ops._delta.vector_policy import VectorPlan, plan
 
-_prep, _scan, _scan_bwd = Launcher(vector_prep), Launcher(vector_scan), Launcher(vector_scan_bwd)
-_merge, _scores, _grad = Launcher(vector_merge), Launcher(vector_scores), Launcher(vector_grad)
+
+class _Ordered(Launcher):
+    """A launcher that takes constexprs in any order."""
+
+    def __init__(self, fn: Any) -> None:
+        super().__init__(fn)
+        self.names = tuple(p.name for p in getattr(fn, "params", ()) if p.is_constexpr)
+
+    def __call__(
+        self,
+        grid: int,
+        args: tuple[Any, ...],
+        meta: dict[str, Any],
+        options: dict[str, Any],
+        given: tuple[Tensor | None, ...] | None = None,
+    ) -> None:
+        # The interpreter's functions have no parameters to look at.
+        super().__call__(grid, args, {name: meta[name] for name in self.names} or meta, options, given)
+
+
+_prep, _scan, _scan_bwd = _Ordered(vector_prep), _Ordered(vector_scan), _Ordered(vector_scan_bwd)
+_merge, _scores, _grad = _Ordered(vector_merge), _Ordered(vector_scores), _Ordered(vector_grad)
 
 _TL = {
     "bf16": tl.bfloat16,
@@ -206,12 +226,12 @@ class Work:
             return
         gprec = "raw" if self.raw else p.gprec
         _prep(
-            (self.H, self.table.chunks),
+            self.H * self.table.chunks,
             (
+                self.beta,
                 self.rows(self.q, 64, p.kb),
                 self.rows(self.k, 64, p.kb),
                 _rows(self.g, (64, p.kb), self.gtma),
-                self.beta,
                 self.a_log,
                 self.dt_bias,
                 self.table.rows,
@@ -239,6 +259,7 @@ class Work:
                 **self.common,
             },
             p.prep.options(self.chip),
+            given=(self.q, self.g, self.beta, self.a_log, self.dt_bias),
         )
 
     def _scan(
@@ -257,11 +278,11 @@ class Work:
         bv = p.bv_map if split == 2 else p.bv
         blocks = (p.vp + p.kp if split == 2 else p.vp) // bv
         _scan(
-            (blocks * self.H, self.N, p.segments if split else 1),
+            blocks * self.H * self.N * (p.segments if split else 1),
             (
+                self.decay,
                 self.mat(self.tiles, 32, p.kp),
                 self.mat(self.mats, 32, 32),
-                self.decay,
                 self.rows(self.v, 32, bv),
                 None if o is None else _rows(o, (32, bv), p.tma and not self.ragged and self.V % bv == 0),
                 None if states is None else self.mat(states, bv, p.kp),
@@ -290,6 +311,7 @@ class Work:
                 **self.common,
             },
             p.scan.options(self.chip),
+            given=(self.v, h0, self.table.cu),
         )
 
     def scan(
@@ -318,7 +340,7 @@ class Work:
             entries = self.new(self.N * p.segments * self.H, p.vp, p.kp, dtype=torch.float32)
             self._scan(o=None, states=None, save=0, news=None, h0=None, ht=maps, split=2, steps=steps)
             _merge(
-                (p.vp // 16, self.H, self.N),
+                p.vp // 16 * self.H * self.N,
                 (
                     maps,
                     entries,
@@ -328,6 +350,7 @@ class Work:
                 ),
                 {"BV": 16, "INIT": h0 is not None, "VFIRST": self.call.v_first, "PREC": p.prec, **self.dims},
                 p.merge.options(self.chip),
+                given=(h0,),
             )
         self._scan(h0=entries, split=1, steps=steps, **kw)
         return entries
@@ -350,11 +373,11 @@ class Work:
         ys = self.new(n * p.vp, 64)
         if self.N > 0:
             _scan_bwd(
-                (p.vp // p.bv_bwd * self.H, self.N),
+                p.vp // p.bv_bwd * self.H * self.N,
                 (
+                    self.decay,
                     self.mat(self.tiles, 32, p.kp),
                     self.mat(self.mats, 32, 32),
-                    self.decay,
                     self.rows(do, 32, p.bv_bwd),
                     _rows(dv, (32, p.bv_bwd), p.tma and not self.ragged and self.V % p.bv_bwd == 0),
                     self.mat(exits, p.bv_bwd, p.kp),
@@ -376,6 +399,7 @@ class Work:
                     **self.common,
                 },
                 p.scan_bwd.options(self.chip),
+                given=(do, dht, dh0, self.table.cu),
             )
         return dv, ys, exits
 
@@ -403,10 +427,10 @@ class Work:
             scores = self.new(self.tiles_n * 128, 32, dtype=_TORCH[p.gscore])
             vecs = self.new(self.tiles_n * 2, 5, 32, dtype=torch.float32)
             _scores(
-                (H, chunks),
+                H * chunks,
                 (
-                    _rows(self.v, (32, p.vb), tma),
                     self.beta,
+                    _rows(self.v, (32, p.vb), tma),
                     _rows(o, (32, p.vb), tma) if self.call.norm else None,
                     _rows(do, (32, p.vb), tma),
                     _mat(news, (p.vb, 32), tma),
@@ -432,14 +456,15 @@ class Work:
                     "TMA": tma,
                 },
                 p.scores.options(self.chip),
+                given=(self.v, self.beta, do),
             )
             _grad(
-                (groups * H, chunks),
+                groups * H * chunks,
                 (
+                    self.beta,
                     _rows(self.q, (32, p.gkb), tma),
                     _rows(self.k, (32, p.gkb), tma),
                     _rows(self.g, (32, p.gkb), tma and self.gtma),
-                    self.beta,
                     _rows(do, (32, p.vb), tma),
                     _mat(news, (p.vb, 32), tma),
                     _mat(ys, (p.vb, 32), tma),
@@ -482,6 +507,7 @@ class Work:
                     "GTMA": tma and self.gtma,
                 },
                 p.grad.options(self.chip),
+                given=(self.q, self.g, self.beta, do, self.a_log, self.dt_bias, dq),
             )
         if group > 1:
             dq = dq.view(B, T, self.HK, group, K).sum(3)

@@ -33,8 +33,8 @@ from fla.ops._delta.kernels.vector_math import (
 
 @triton.jit(do_not_specialize=["T", "NT", "H"])
 def vector_scores(
-    v,
     beta,
+    v,
     o,
     do,
     news,
@@ -67,8 +67,8 @@ def vector_scores(
             diagonal of dA in units, the unit. ``q . dq = o . dO`` and ``k . dk = 2 y . V - beta y . v`` hold because
             both appear linearly.
     """
-    h = tl.program_id(0)
-    ic = tl.program_id(1)
+    h = tl.program_id(0) % H
+    ic = tl.program_id(0) // H
     sub = ic % 2
     row, n = chunk_at(table, ic // 2, T, NT, 64, VARLEN)
     row += sub * 32
@@ -160,10 +160,10 @@ def level_terms(
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "GROUP", "ROWSALL"])
 def vector_grad(
+    beta,
     q,
     k,
     g,
-    beta,
     do,
     news,
     ys,
@@ -220,14 +220,15 @@ def vector_grad(
     da: [groups, 2 NT, H] and dbias: [2 NT, H, K] fp32 parts of the gate's parameter gradients.
     """
     NG: tl.constexpr = KP // KB
-    sg = tl.program_id(0) % NG
-    h = tl.program_id(0) // NG
-    ic = tl.program_id(1)
+    pid = tl.program_id(0)
+    sg = pid % NG
+    h = (pid // NG) % H
+    ic = pid // (NG * H)
     sub = ic % 2
     row, n = chunk_at(table, ic // 2, T, NT, 64, VARLEN)
     row += sub * 32
     n -= sub * 32
-    gi = (sg * tl.num_programs(1) + ic).to(tl.int64) * H + h
+    gi = sg.to(tl.int64) * (tl.num_programs(0) // NG) + ic * H + h
     gc = (ic.to(tl.int64) * H + h) * K
     cc = tl.arange(0, KB)
     c0 = sg * KB

@@ -191,7 +191,7 @@ def token_sum(M, g, PREC: tl.constexpr):
 @triton.jit
 def split_gates(g, SD: tl.constexpr, RAW: tl.constexpr):
     """Gates as one operand (fp32, or bf16 in nat), or as two bf16 operands whose sum keeps 16 bits."""
-    if SD == tl.float32 or RAW:
+    if tl.float32 == SD or RAW:
         return g, g
     else:
         hi = narrow(g, tl.bfloat16)
@@ -203,7 +203,7 @@ def gate_sum(hi, lo, M, SD: tl.constexpr, PREC: tl.constexpr, RAW: tl.constexpr)
     """Gates `[channels, tokens]`, as `split_gates` made them, times a 0/1 matrix; in bits."""
     if RAW:
         return tl.dot(hi, M) * LOG2E
-    elif SD == tl.float32:
+    elif tl.float32 == SD:
         return tl.dot(hi, M, input_precision=PREC)
     else:
         return tl.dot(lo, M, tl.dot(hi, M))

@@ -23,10 +23,10 @@ from fla.ops._delta.kernels.vector_math import (
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "GROUP"])
 def vector_prep(
+    beta,
     q,
     k,
     g,
-    beta,
     a_log,
     dt_bias,
     table,
@@ -69,8 +69,8 @@ def vector_prep(
         decay [w, 2, KP]: ``e^(G_L)``;  norms [w, 2, 64] (training): 1 / |q|, 1 / |k|
     Rows past the sequence are written as 0.
     """
-    h = tl.program_id(0)
-    it = tl.program_id(1)
+    h = tl.program_id(0) % H
+    it = tl.program_id(0) // H
     row, n = chunk_at(table, it, T, NT, 64, VARLEN)
     if n <= 0:
         return

@@ -30,9 +30,9 @@ def state_ptrs(
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "STEPS", "NSEG"])
 def vector_scan(
+    decay,
     tiles,
     mats,
-    decay,
     v,
     o,
     states,
@@ -70,15 +70,19 @@ def vector_scan(
 
     OUT: write ``o``. SAVE 1 or 2: write the state before each 64 or 32 tokens, transposed, to
     states [chunk64 * H + h, SAVE, VP, KP]. NEWS: write the new values, transposed, to news [chunk64 * H + h, VP, 64].
-    SPLIT 0: a whole sequence; 1: segment ``program_id(2)`` of STEPS chunks, starting from h0 [n * NSEG + seg, H, V, K];
+    SPLIT 0: a whole sequence; 1: one of NSEG segments of STEPS chunks, starting from h0 [n * NSEG + seg, H, V, K];
     2: as 1, but write the affine map of the segment, [n * NSEG + seg, H, V + K, K]: the state that a zero one becomes
     and, below it, the matrix that a state is multiplied with.
     """
     NV: tl.constexpr = (VP + KP) // BV if SPLIT == 2 else VP // BV
-    iv = tl.program_id(0) % NV
-    h = tl.program_id(0) // NV
-    n = tl.program_id(1)
-    seg = tl.program_id(2)
+    pid = tl.program_id(0)
+    iv = pid % NV
+    h = (pid // NV) % H
+    n = pid // (NV * H)
+    seg = 0
+    if SPLIT:
+        seg = n % NSEG
+        n = n // NSEG
     bos, length, first = sequence_at(cu, offsets, n, T, NT, VARLEN)
     COLS: tl.constexpr = V % BV != 0
     v0 = iv * BV
@@ -179,9 +183,10 @@ def vector_merge(
     PREC: tl.constexpr,
 ):
     """Entry states of the time segments, transposed: apply the segments' affine maps one after another."""
-    v0 = tl.program_id(0) * BV
-    h = tl.program_id(1)
-    n = tl.program_id(2)
+    pid = tl.program_id(0)
+    v0 = (pid % (VP // BV)) * BV
+    h = (pid // (VP // BV)) % H
+    n = pid // (VP // BV * H)
     cv = v0 + tl.arange(0, BV)
     ck = tl.arange(0, KP)
     if INIT:
@@ -200,9 +205,9 @@ def vector_merge(
 
 @triton.jit(do_not_specialize=["T", "NT", "H"])
 def vector_scan_bwd(
+    decay,
     tiles,
     mats,
-    decay,
     do,
     dv,
     exits,
@@ -237,9 +242,10 @@ def vector_scan_bwd(
     INIT: write ``dh0``; FINAL: start from ``dht``.
     """
     NV: tl.constexpr = VP // BV
-    iv = tl.program_id(0) % NV
-    h = tl.program_id(0) // NV
-    n = tl.program_id(1)
+    pid = tl.program_id(0)
+    iv = pid % NV
+    h = (pid // NV) % H
+    n = pid // (NV * H)
     bos, length, first = sequence_at(cu, offsets, n, T, NT, VARLEN)
     COLS: tl.constexpr = V % BV != 0
     v0 = iv * BV
