@@ -35,6 +35,9 @@ def scans(launch: Launch) -> dict:
 CASES: dict[str, tuple[dict, dict]] = {
     "bv128": ({"T": 300, "H": 4}, {**B128, **scans(L(8, 3))}),
     "bv64": ({"T": 300, "H": 4, "initial": True}, {**B64, **scans(L(4, 3))}),
+    **{f"v:loads{n}": ({"T": 300, "H": 4}, {"grad_loads": n}) for n in (1, 2, 3, 4, 7)},
+    "v:per4": ({"T": 300, "H": 4}, {"prep_chunks": 4, "prep": L(4, 2)}),
+    "v:per8": ({"T": 300, "H": 4, "cu": [0, 3, 100, 300]}, {"prep_chunks": 8, "prep": L(4, 2, 168)}),
     "v:prep168": ({"T": 256, "H": 4}, {"prep": L(4, 1, 168)}),
     "v:prep": ({"T": 256, "H": 4}, {"prep": L(4, 1)}),
     "v:64s2": ({"T": 256, "H": 4}, {**B64, **scans(L(4, 2))}),
@@ -170,15 +173,15 @@ def median_ms(fn, n: int = 15, hide: int = 400_000) -> float:
 
 SHAPES = {"L": (1, 8192, 96, 128), "M": (4, 2048, 16, 128), "X": (1, 32768, 16, 128), "D64": (8, 2048, 16, 64)}
 VARIANTS: dict[str, list[tuple[str, dict]]] = {
-    "A": [("128", {"prep": L(4, 1, 128)}), ("168", {"prep": L(4, 1, 168)}), ("-", {"prep": L(4, 1)})],
+    "A": [(f"{n}r{r}", {"prep": L(4, 2, r), "prep_chunks": n}) for n in (4, 8) for r in (None, 168)],
     "F": [("128w8s3", {**B128, "forward": L(8, 3)}), ("64w4s3", {**B64, "forward": L(4, 3)}), ("64w4s2", {**B64, "forward": L(4, 2)})],
     "R": [("128w8s3", {**B128, "recompute": L(8, 3)}), ("128w8s4", {**B128, "recompute": L(8, 4)}), ("64w4s3", {**B64, "recompute": L(4, 3)}), ("64w4s2", {**B64, "recompute": L(4, 2)})],
     "D": [("128w8s3", {**B128, "reverse": L(8, 3)}), ("64w4s3", {**B64, "reverse": L(4, 3)}), ("64w4s2", {**B64, "reverse": L(4, 2)})],
-    "P": [("4", {"grad": L(4)}), ("8", {"grad": L(8)})],
+    "P": [(f"loads{n}", {"grad_loads": n}) for n in range(1, 8)],
 }
 
 
-def kernels(shape: str, dtype=BF, variants: bool = True) -> None:
+def kernels(shape: str, dtype=BF, variants: bool = True, kinds: str = "AFRDP") -> None:
     B, T, H, D = SHAPES[shape]
     x = make_inputs(B, T, H, None, D, dtype=dtype, device="cuda")
     q, k, v, g, b = (x[n] for n in ("q", "k", "v", "g", "beta"))
@@ -196,6 +199,8 @@ def kernels(shape: str, dtype=BF, variants: bool = True) -> None:
         "P": lambda c: scalar.gradients(c, q, k, v, g, b, None, None, do, dv, S, U, X, sc),
     }
     for kind, fn in run.items():
+        if kind not in kinds:
+            continue
         row = []
         for name, change in ([("plan", {})] + (VARIANTS[kind] if variants else [])):
             c = dataclasses.replace(call, plan=dataclasses.replace(base, **change))
@@ -311,7 +316,7 @@ def time_decode() -> None:
             print(f"decode {name}: kernel {t:.4f} ms, as called {median_ms(fn, 31, 0):.4f}, host {host * 1e3:.4f}", flush=True)
         for vf in (False, True):
             row = []
-            for bv, w in ((4, 1), (8, 1), (8, 2), (16, 1), (16, 2), (32, 1), (32, 2), (32, 4)):
+            for bv, w in ((8, 1), (8, 2), (16, 1), (16, 2), (32, 1), (32, 2), (32, 4), (64, 4), (64, 8)):
                 f = lambda bv=bv, w=w: recurrent(q, k, v, g=g, beta=beta, state=h0, norm=True, final=True, v_first=vf, launch=(bv, L(w)))
                 row.append(f"{bv}w{w} {median_ms(f, 31):.4f}")
             print(f"decode v_first {vf}: " + "  ".join(row), flush=True)
@@ -360,6 +365,28 @@ def main() -> None:
                 f = lambda n=n, plan=plan: delta_rule(x["q"], x["k"], x["v"], x["g"], x["beta"], scale=None, initial_state=None, output_final_state=False, norm=True, plan=plan, segments=n)
                 with torch.no_grad():
                     print(f"X segments {n} stages {st}: {median_ms(f, 11):.3f}", flush=True)
+    if "variants" in what:
+        for shape in ("L", "M"):
+            kernels(shape, kinds="AP")
+        whole("M")
+
+        class Nothing(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x * 2
+
+            @staticmethod
+            def backward(ctx, d):
+                return d * 2
+
+        x = torch.randn(64, 64, device="cuda", requires_grad=True)
+        o = torch.ones(64, 64, device="cuda")
+        for n in (10, 300):
+            torch.cuda.synchronize()
+            t0 = time.time()
+            for _ in range(n):
+                torch.autograd.grad(Nothing.apply(x), x, o)
+            print(f"host time of an empty autograd function, forward + backward: {(time.time() - t0) / n * 1e3:.3f} ms", flush=True)
     if "profile" in what:
         import cProfile
         import pstats

@@ -60,15 +60,9 @@ def chunk_table(batch: int, length: int, chunk: int, cu_seqlens: torch.Tensor | 
         block = 128
         _table(
             -(-chunks // block),
-            (
-                cu,
-                rows,
-                offsets,
-                n,
-                length,
-                chunks,
-            ),
+            (cu, rows, offsets, n, length, chunks),
             {"C": chunk, "BN": 128, "BC": block},
             {},
+            (cu,),
         )
     return ChunkTable(cu, rows, offsets, chunks, n, 0)

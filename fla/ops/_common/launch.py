@@ -31,15 +31,21 @@ class Launcher:
         args: tuple[Any, ...],
         meta: dict[str, Any],
         options: dict[str, Any],
-        given: tuple[Tensor | None, ...],
+        given: tuple[Tensor | None, ...] | None = None,
     ) -> None:
-        """Launch ``grid`` programs. ``given`` are the arguments that the caller of the op chose: their dtypes and
-        alignment vary. What the engine allocates itself is aligned and typed by the rest."""
+        """Launch ``grid`` programs.
+
+        ``given`` are the arguments that the caller of the op chose, whose dtypes and alignment vary; what the engine
+        allocates itself is aligned and typed by them and by ``meta``. If None, all tensors among ``args`` are looked
+        at.
+        """
         if grid <= 0:
             return
         values = tuple(meta.values())
         key: list[Any] = []
         aligned = True
+        if given is None:
+            given = tuple(a for a in args if isinstance(a, Tensor))
         for x in given:
             if x is None:
                 key.append(None)

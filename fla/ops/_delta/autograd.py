@@ -26,12 +26,10 @@ def on_device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
-def _empty_result(
-    call: ScalarCall, v: Tensor, h0: Tensor | None, shape: scalar.Shape, final: bool
-) -> tuple[Tensor, Any]:
+def _empty_result(call: ScalarCall, v: Tensor, h0: Tensor | None, final: bool) -> tuple[Tensor, Any]:
     if not final:
         return torch.empty_like(v), None
-    size = scalar.state_shape(call, shape)
+    size = scalar.state_shape(call, call.shape)
     return torch.empty_like(v), v.new_zeros(size, dtype=torch.float32) if h0 is None else h0.float().clone()
 
 
@@ -86,15 +84,16 @@ def _c(x: Tensor | None) -> Tensor | None:
 
 
 def delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, *, scale: float | None, initial_state: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, *, scale: float | None,
+    initial_state: Tensor | None,
     output_final_state: bool, norm: bool, beta_scale: float = 0.0, A_log: Tensor | None = None,
     dt_bias: Tensor | None = None, v_first: bool = False, cu_seqlens: Tensor | None = None, **make: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Chunked delta rule with no decay (``g`` None) or a scalar one, differentiable in every tensor.
 
-    q, k `[B, T, H, K]`, v `[B, T, HV, V]` of one 16- or 32-bit dtype; g, beta `[B, T, HV]`, any float. ``g`` is the natural
-    log of the decay, or the gate's input where ``A_log`` `[HV]` is given. ``beta_scale`` not 0: beta goes through
-    ``beta_scale * sigmoid``. Arguments have been checked by the public functions.
+    q, k `[B, T, H, K]`, v `[B, T, HV, V]` of one 16- or 32-bit dtype; g, beta `[B, T, HV]`, any float. ``g`` is the
+    natural log of the decay, or the gate's input where ``A_log`` `[HV]` is given. ``beta_scale`` not 0: beta goes
+    through ``beta_scale * sigmoid``. Arguments have been checked by the public functions.
     """
     q, k, v, beta = q.contiguous(), k.contiguous(), v.contiguous(), beta.contiguous()
     g, A_log, dt_bias, h0 = _c(g), _c(A_log), _c(dt_bias), _c(initial_state)
@@ -102,6 +101,6 @@ def delta_rule(
     with on_device(q):
         call = ScalarCall.make(k, v, scale, norm, beta_scale, v_first, cu_seqlens, **make)
         if k.numel() == 0 or v.numel() == 0 or call.table.sequences == 0:
-            return _empty_result(call, v, h0, scalar.Shape.of(k, v), output_final_state)
+            return _empty_result(call, v, h0, output_final_state)
         o, ht = ScalarDelta.apply(q, k, v, g, beta, A_log, dt_bias, h0, call, output_final_state)
     return o, ht

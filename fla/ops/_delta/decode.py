@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fla.ops._common.launch import Launcher
-from fla.ops._common.policy import Chip, Launch, chip_of, pow2
+from fla.ops._common.policy import Launch, chip_of, pow2
 from fla.ops._delta.autograd import on_device
 from fla.ops._delta.kernels import decode as kernel
 from fla.ops._delta.kernels.decode import delta_recurrent
@@ -45,9 +45,15 @@ class Pool:
     accepted: Tensor | None
 
 
-def decode_launch(chip: Chip, K: int) -> tuple[int, Launch]:
-    """Columns of V in a program and its compiler options: one warp, so that no sum over K waits for another."""
-    return max(4, min(16, 1024 // pow2(K))), Launch(1)
+def decode_launch(K: int, v_first: bool) -> tuple[int, Launch]:
+    """Columns of V in a program and its compiler options.
+
+    Rows of K lie in one warp, so that no sum over K waits for another. K-first states need 128 bytes of a row at a time
+    for whole lines, and two warps to hold as many rows.
+    """
+    if v_first:
+        return max(4, min(16, 1024 // pow2(K))), Launch(1)
+    return (32, Launch(2)) if K > 64 else (32, Launch(1))
 
 
 def _dense(x: Tensor | None) -> Tensor | None:
@@ -93,21 +99,24 @@ def recurrent(
         ht = h0 if in_place else ht
     if N > 0 and HV > 0 and V > 0:
         chip = chip_of(v.device)
-        bv, options = decode_launch(chip, K) if launch is None else launch
+        bv, options = decode_launch(K, v_first) if launch is None else launch
         index = v if pool is None else pool.index
         if pool is not None and pool.index.dim() == 2 and pool.index.shape[1] > 0 and pool.index.stride(1) != 1:
             index = pool.index.contiguous()
         two = pool is not None and index.dim() == 2
         with on_device(v):
+            slot = HV * K * V if h0 is None else h0.stride(0)
+            last = HV * K * V if ht is None else ht.stride(0)
+            unit = 1 if slot % 16 or last % 16 else 16
             args = (
                 q, k, v, v if g is None else g, v if gk is None else gk, v if gv is None else gv,
                 v if beta is None else beta, v if A_log is None else A_log, v if dt_bias is None else dt_bias,
-                v if h0 is None else h0, v if ht is None else ht, target, v if cu_seqlens is None else cu_seqlens, index,
+                v if h0 is None else h0, v if ht is None else ht, target, v if cu_seqlens is None else cu_seqlens,
+                index,
                 index if pool is None or pool.accepted is None else pool.accepted, T, H, HV,
                 K**-0.5 if scale is None else scale, gates.beta_scale,
                 0.0 if gates.lower_bound is None else gates.lower_bound, index.shape[1] if two else 0,
-                0 if h0 is None else h0.shape[0], HV * K * V if h0 is None else h0.stride(0),
-                HV * K * V if ht is None else ht.stride(0), 0 if pool is None else index.stride(0),
+                0 if h0 is None else h0.shape[0], slot // unit, last // unit, 0 if pool is None else index.stride(0),
             )  # fmt: skip
             meta = {
                 "K": K, "V": V, "BK": pow2(K), "BV": bv, "NORM": norm, "GATE": gates.kind(g is not None, False),
@@ -116,8 +125,10 @@ def recurrent(
                 "HAS_A": gates.in_kernel and A_log is not None, "BIAS": dt_bias is not None, "VFIRST": v_first,
                 "VARLEN": cu_seqlens is not None, "HAS_H0": h0 is not None, "POOL": 0 if pool is None else index.dim(),
                 "ACCEPTED": pool is not None and pool.accepted is not None, "KEEP": keep,
+                "UNIT": unit,
             }  # fmt: skip
-            _recurrent(-(-V // bv) * HV * N, args, meta, options.options(chip))
+            given = (q, k, v, g, gk, gv, beta, A_log, dt_bias, h0, ht, target, cu_seqlens, index)
+            _recurrent(-(-V // bv) * HV * N, args, meta, options.options(chip), given)
     if target is not out:
         out.copy_(target)
     if in_place:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Triton paths of the public ops with scalar or no decay, and of all that run token by token.
 
-Every function has the parameters of the public op it serves; arguments have been checked there. `covers` says which calls
-come here; the others run in PyTorch.
+Every function has the parameters of the public op it serves; arguments have been checked there. `covers` says which
+calls come here; the others run in PyTorch.
 """
 
 from __future__ import annotations

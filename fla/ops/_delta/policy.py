@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -39,6 +40,12 @@ class ScalarPlan:
     recompute: Launch
     reverse: Launch
     grad: Launch
+    chip: Chip
+
+    @functools.cached_property
+    def options(self) -> tuple[dict[str, Any], ...]:
+        """Compiler options of prep, forward, recompute, reverse and grad, in this order."""
+        return tuple(x.options(self.chip) for x in (self.prep, self.forward, self.recompute, self.reverse, self.grad))
 
 
 def scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, heads: int, norm: bool) -> ScalarPlan:
@@ -58,7 +65,7 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool, norm
         return ScalarPlan(
             chunk=32, descriptors=False, dot=chip.exact, inverse=inverse, block_k=bk, block_v=min(bv, 32),
             prep_k=min(bk, 32), grad_k=min(bk, 32), grad_v=min(bv, 32), prep=Launch(4), forward=scan, recompute=scan,
-            reverse=scan, grad=Launch(4),
+            reverse=scan, grad=Launch(4), chip=chip,
         )  # fmt: skip
     stages = 3 if bk <= 128 and chip.smem >= 200_000 else 2
     if bk <= 128:
@@ -71,8 +78,9 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool, norm
         scan = Launch(8, stages)
     return ScalarPlan(
         chunk=64, descriptors=descriptors, dot="tf32", inverse=inverse, block_k=bk, block_v=block_v,
-        prep_k=bk, grad_k=min(bk, 128), grad_v=min(bv, 128), prep=Launch(4, 1, 128), forward=scan, recompute=scan, reverse=scan,
-        grad=Launch(4),
+        prep_k=bk, grad_k=min(bk, 128), grad_v=min(bv, 128), prep=Launch(4, 1, 128), forward=scan, recompute=scan,
+        reverse=scan,
+        grad=Launch(4), chip=chip,
     )  # fmt: skip
 
 

@@ -19,35 +19,8 @@ from fla.ops._delta.policy import ScalarPlan, scalar_plan, time_segments
 
 _SC = SC.value
 _prep, _scan, _reverse = Launcher(scalar_prep), Launcher(scalar_scan), Launcher(scalar_reverse)
+_PLAIN = {"num_warps": 4, "num_stages": 1}
 _grad, _fold, _merge = Launcher(scalar_grad), Launcher(scalar_fold), Launcher(scalar_merge)
-
-
-@dataclass(frozen=True)
-class ScalarCall:
-    """What does not change between forward and backward of one call. ``g`` None: no decay; ``A_log`` None: g is it."""
-
-    plan: ScalarPlan
-    chip: Chip
-    table: ChunkTable
-    scale: float
-    beta_scale: float  # 0: beta is used as it is; else beta_scale * sigmoid(beta)
-    norm: bool
-    v_first: bool
-    segments: int = 1  # stretches that each sequence is cut into
-
-    @classmethod
-    def make(
-        cls, k: Tensor, v: Tensor, scale: float, norm: bool, beta_scale: float, v_first: bool,
-        cu_seqlens: Tensor | None, chip: Chip | None = None, plan: ScalarPlan | None = None, segments: int | None = None,
-    ) -> ScalarCall:  # fmt: skip
-        chip = chip_of(k.device) if chip is None else chip
-        sequences = k.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
-        if plan is None:
-            plan = scalar_plan(chip, k.dtype, k.shape[-1], v.shape[-1], sequences * v.shape[2], norm)
-        table = chunk_table(k.shape[0], k.shape[1], plan.chunk, cu_seqlens)
-        if segments is None:
-            segments = time_segments(plan, chip, sequences * v.shape[2], v.shape[-1], table.chunks // max(sequences, 1))
-        return cls(plan, chip, table, scale, beta_scale, norm, v_first, segments)
 
 
 @dataclass(frozen=True)
@@ -63,6 +36,36 @@ class Shape:
     def of(cls, k: Tensor, v: Tensor) -> Shape:
         B, T, H, K = k.shape
         return cls(B, T, H, v.shape[2], K, v.shape[3])
+
+
+@dataclass(frozen=True)
+class ScalarCall:
+    """What does not change between forward and backward of one call. ``g`` None: no decay; ``A_log`` None: g is it."""
+
+    shape: Shape
+    plan: ScalarPlan
+    chip: Chip
+    table: ChunkTable
+    scale: float
+    beta_scale: float  # 0: beta is used as it is; else beta_scale * sigmoid(beta)
+    norm: bool
+    v_first: bool
+    segments: int = 1  # stretches that each sequence is cut into
+
+    @classmethod
+    def make(
+        cls, k: Tensor, v: Tensor, scale: float, norm: bool, beta_scale: float, v_first: bool,
+        cu_seqlens: Tensor | None, chip: Chip | None = None, plan: ScalarPlan | None = None,
+        segments: int | None = None,
+    ) -> ScalarCall:  # fmt: skip
+        chip = chip_of(k.device) if chip is None else chip
+        sequences = k.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
+        if plan is None:
+            plan = scalar_plan(chip, k.dtype, k.shape[-1], v.shape[-1], sequences * v.shape[2], norm)
+        table = chunk_table(k.shape[0], k.shape[1], plan.chunk, cu_seqlens)
+        if segments is None:
+            segments = time_segments(plan, chip, sequences * v.shape[2], v.shape[-1], table.chunks // max(sequences, 1))
+        return cls(Shape.of(k, v), plan, chip, table, scale, beta_scale, norm, v_first, segments)
 
 
 def _descriptor(x: Tensor, rows: int, cols: int, block_rows: int, block_cols: int, use: bool) -> Any:
@@ -83,7 +86,7 @@ def prepare(
     dt_bias: Tensor | None, save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """T, A `[chunks * HV, C, C]` in k's dtype and the scalars `[chunks * HV, 8, C]` in fp32."""
-    p, t, s = call.plan, call.table, Shape.of(k, v)
+    p, t, s = call.plan, call.table, call.shape
     C, tiles, rows = p.chunk, t.chunks * s.HV, s.B * s.T
     T = k.new_empty(tiles, C, C)
     A = k.new_empty(tiles, C, C)
@@ -91,14 +94,15 @@ def prepare(
     d = p.descriptors
     args = (
         q, k, _descriptor(q, rows, s.H * s.K, C, p.prep_k, d), _descriptor(k, rows, s.H * s.K, C, p.prep_k, d),
-        beta if g is None else g, beta, beta if A_log is None else A_log, beta if dt_bias is None else dt_bias, T, A, sc,
+        beta if g is None else g, beta, beta if A_log is None else A_log, beta if dt_bias is None else dt_bias, T,
+        _descriptor(T, tiles * C, C, C, C, d), A, _descriptor(A, tiles * C, C, C, C, d), sc,
         sc if t.rows is None else t.rows, s.T, t.per_sequence, s.H, s.HV, call.scale, call.beta_scale, int(save),
     )  # fmt: skip
     meta = {
         "K": s.K, "KB": p.prep_k, "C": C, "NORM": call.norm, "GATE": _gate_mode(g, A_log), "BIAS": dt_bias is not None,
         "SIGMOID": call.beta_scale > 0, "VARLEN": t.varlen, "DESC": d, "DOT": p.dot, "INV": p.inverse,
     }  # fmt: skip
-    _prep(tiles, args, meta, p.prep.options(call.chip))
+    _prep(tiles, args, meta, p.options[0], (q, k, g, beta, A_log, dt_bias))
     return T, A, sc
 
 
@@ -106,7 +110,7 @@ def _scan_args(
     call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, T: Tensor, A: Tensor, sc: Tensor, h0: Tensor | None,
     entry: Tensor | None, o: Tensor | None, ht: Tensor | None, S: Tensor | None, U: Tensor | None, parts: int, bv: int,
 ) -> tuple[Any, ...]:  # fmt: skip
-    p, t, s = call.plan, call.table, Shape.of(k, v)
+    p, t, s = call.plan, call.table, call.shape
     C, tiles, rows, d = p.chunk, t.chunks * s.HV, s.B * s.T, p.descriptors
     out = d and o is not None
     return (
@@ -117,7 +121,8 @@ def _scan_args(
         k if S is None else S, k if S is None else _descriptor(S, tiles * s.V, s.K, bv, p.block_k, d),
         k if U is None else U, k if U is None else _descriptor(U, tiles * s.V, C, bv, C, d), sc if h0 is None else h0,
         sc if ht is None else ht, sc if entry is None else entry, sc if t.cu is None else t.cu,
-        sc if t.offsets is None else t.offsets, s.T, t.per_sequence, s.H, s.HV, int(h0 is not None), int(ht is not None),
+        sc if t.offsets is None else t.offsets, s.T, t.per_sequence, s.H, s.HV, int(h0 is not None),
+        int(ht is not None),
         call.segments, parts,
     )  # fmt: skip
 
@@ -136,23 +141,22 @@ def entries(
     """States (transposed, padded, fp32) in which the stretches of each sequence begin; None where none is split."""
     if call.segments == 1:
         return None
-    p, t, s = call.plan, call.table, Shape.of(k, v)
+    p, t, s = call.plan, call.table, call.shape
     bv, bk = p.block_v, p.block_k
     nv, nk = -(-s.V // bv), -(-s.K // bv)
     heads = t.sequences * call.segments * s.HV
     summary = torch.empty(heads, (nv + nk) * bv, bk, dtype=torch.float32, device=k.device)
     entry = torch.empty(heads, nv * bv, bk, dtype=torch.float32, device=k.device)
     parts = call.segments - 1
-    launch = p.recompute
     args = _scan_args(call, q, k, v, T, A, sc, h0, summary, None, None, None, None, parts, bv)
     _scan(
-        (nv + nk) * s.HV * parts * t.sequences, args, _scan_meta(call, s, bv, False, False, 2, launch.stages),
-        launch.options(call.chip),
+        (nv + nk) * s.HV * parts * t.sequences, args, _scan_meta(call, s, bv, False, False, 2, p.recompute.stages),
+        p.options[2], (q, k, v, h0, t.cu),
     )  # fmt: skip
     rows = 16
     _merge(
         nv * bv // rows * s.HV * t.sequences, (summary, entry, call.segments, s.HV),
-        {"RV": nv * bv, "RK": nk * bv, "BK": bk, "BM": rows, "DOT": call.chip.exact}, {"num_warps": 4, "num_stages": 1},
+        {"RV": nv * bv, "RK": nk * bv, "BK": bk, "BM": rows, "DOT": call.chip.exact}, _PLAIN, (),
     )  # fmt: skip
     return entry
 
@@ -162,7 +166,7 @@ def scan(
     entry: Tensor | None, output: bool, final: bool, save: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """(o, final state, S^T `[chunks * HV, V, K]`, u^T `[chunks * HV, V, C]`), each None unless asked for."""
-    p, t, s = call.plan, call.table, Shape.of(k, v)
+    p, t, s = call.plan, call.table, call.shape
     tiles, bv = t.chunks * s.HV, p.block_v
     o = torch.empty_like(v) if output else None
     ht = torch.empty(state_shape(call, s), dtype=torch.float32, device=k.device) if final else None
@@ -172,7 +176,8 @@ def scan(
     args = _scan_args(call, q, k, v, T, A, sc, h0, entry, o, ht, S, U, call.segments, bv)
     _scan(
         -(-s.V // bv) * s.HV * call.segments * t.sequences, args,
-        _scan_meta(call, s, bv, output, save, int(entry is not None), launch.stages), launch.options(call.chip),
+        _scan_meta(call, s, bv, output, save, int(entry is not None), launch.stages), p.options[1 if output else 2],
+        (q, k, v, h0, t.cu),
     )  # fmt: skip
     return o, ht, S, U
 
@@ -182,7 +187,7 @@ def reverse(
     dh0: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(dv, X^T `[chunks * HV, V, K]`); fills ``dh0`` where given."""
-    p, t, s = call.plan, call.table, Shape.of(k, do)
+    p, t, s = call.plan, call.table, call.shape
     C, tiles, rows, d, bv = p.chunk, t.chunks * s.HV, s.B * s.T, p.descriptors, p.block_v
     dv = torch.empty_like(do)
     X = k.new_empty(tiles, s.V, s.K)
@@ -198,7 +203,7 @@ def reverse(
         "K": s.K, "V": s.V, "BK": p.block_k, "BV": bv, "C": C, "VFIRST": call.v_first, "VARLEN": t.varlen, "DESC": d,
         "DOT": p.dot, "STAGES": p.reverse.stages,
     }  # fmt: skip
-    _reverse(-(-s.V // bv) * s.HV * t.sequences, args, meta, p.reverse.options(call.chip))
+    _reverse(-(-s.V // bv) * s.HV * t.sequences, args, meta, p.options[3], (q, k, do, dht, dh0, t.cu))
     return dv, X
 
 
@@ -217,13 +222,13 @@ def gradients(
     call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, A_log: Tensor | None,
     dt_bias: Tensor | None, do: Tensor, dv: Tensor, S: Tensor, U: Tensor, X: Tensor, sc: Tensor,
 ) -> Gradients:  # fmt: skip
-    p, t, s = call.plan, call.table, Shape.of(k, v)
+    p, t, s = call.plan, call.table, call.shape
     C, tiles, rows, d = p.chunk, t.chunks * s.HV, s.B * s.T, p.descriptors
     blocks = -(-s.K // p.grad_k)
     fold = blocks > 1 or s.HV > s.H
     mode = _gate_mode(g, A_log)
     shape = (s.B, s.T, s.HV)
-    kind = {"device": k.device, "dtype": torch.float32}
+    kind: dict[str, Any] = {"device": k.device, "dtype": torch.float32}
     # Partial sums stay fp32; what is final is written in the caller's dtype at once.
     db = torch.empty((blocks, *shape), **kind) if blocks > 1 else torch.empty(shape, device=k.device, dtype=beta.dtype)
     dg = dy = part = None
@@ -237,14 +242,13 @@ def gradients(
     dk = torch.empty_like(dq)
     bv, bk = p.grad_v, p.grad_k
     main = (
-        q, k, do, dv, _descriptor(q, rows, s.H * s.K, C, bk, d), _descriptor(k, rows, s.H * s.K, C, bk, d),
-        _descriptor(do, rows, s.HV * s.V, C, bv, d), _descriptor(dv, rows, s.HV * s.V, C, bv, d),
-        U, _descriptor(U, tiles * s.V, C, bv, C, d), S, _descriptor(S, tiles * s.V, s.K, bv, bk, d),
+        q, k, do, dv, _descriptor(q, rows, s.H * s.K, C, bk, d), _descriptor(k, rows, s.H * s.K, C, bk, d), U, S,
+        _descriptor(S, tiles * s.V, s.K, bv, bk, d),
         X, _descriptor(X, tiles * s.V, s.K, bv, bk, d), sc, beta if g is None else g, beta if A_log is None else A_log,
         beta if dt_bias is None else dt_bias, dq, _descriptor(dq, rows, s.HV * s.K, C, bk, d),
         dk, _descriptor(dk, rows, s.HV * s.K, C, bk, d),
     )  # fmt: skip
-    tails = (q, k, do, dv, q, k, do, dv, U, U, S, S, X, X, *main[14:18], dq, dq, dk, dk)
+    tails = (q, k, do, dv, q, k, U, S, S, X, X, *main[11:15], dq, dq, dk, dk)
     rest = (
         db if dg is None else dg, db, sc if dy is None else dy, sc if part is None else part,
         sc if t.rows is None else t.rows, sc if t.cu is None else t.cu, sc if t.offsets is None else t.offsets,
@@ -254,17 +258,18 @@ def gradients(
         "K": s.K, "V": s.V, "BK": bk, "BV": bv, "C": C, "NORM": call.norm, "DECAY": mode, "BIAS": dt_bias is not None,
         "PROJECT": blocks == 1, "VARLEN": t.varlen, "DESC": d, "TAILS": False, "DOT": p.dot,
     }  # fmt: skip
-    options = p.grad.options(call.chip)
+    given = (q, k, do, g, beta, A_log, dt_bias, t.cu)
     if not d or t.varlen or s.T >= C:
-        _grad(blocks * tiles, (*main, *rest), meta, options)
+        _grad(blocks * tiles, (*main, *rest), meta, p.options[4], given)
     if d and (t.varlen or s.T % C):
-        _grad(blocks * s.HV * t.sequences, (*tails, *rest), {**meta, "DESC": False, "TAILS": True}, options)
+        _grad(blocks * s.HV * t.sequences, (*tails, *rest), {**meta, "DESC": False, "TAILS": True}, p.options[4], given)
     if fold:
         dqh, dkh, dq, dk = dq, dk, torch.empty_like(q), torch.empty_like(k)
         width = min(p.block_k, 128)
         _fold(
-            -(-s.K // width) * s.H * -(-rows // 32), (q, k, dqh, dkh, sc if part is None else part, dq, dk, rows, s.H, s.HV),
-            {"K": s.K, "NK": blocks, "BR": 32, "BK": width, "FACTORS": part is not None}, {"num_warps": 4, "num_stages": 1},
+            -(-s.K // width) * s.H * -(-rows // 32), (q, k, dqh, dkh, sc if part is None else part, dq, dk, rows,
+            s.H, s.HV),
+            {"K": s.K, "NK": blocks, "BR": 32, "BK": width, "FACTORS": part is not None}, _PLAIN, (q, k),
         )  # fmt: skip
     if blocks > 1:
         db = db.sum(0)

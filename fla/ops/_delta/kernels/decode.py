@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: MIT
+# ruff: noqa: SIM102  (a compile-time and a run-time condition are two statements)
 """The delta rule token by token: norms, gates, state update and output of a token in one launch.
 
 One program a block of V, value head and sequence; the state stays in registers in fp32. Its tile lies as the caller's
@@ -35,14 +36,16 @@ def _gate(x, a, lower, KIND: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T", "H", "HV", "columns", "slots", "slot_stride", "ht_stride", "index_stride"])
 def delta_recurrent(
-    q, k, v, g, gk, gv, beta, A_log, dt_bias, h0, ht, o, cu, index, accepted, T, H, HV, scale, beta_scale, lower, columns,
+    q, k, v, g, gk, gv, beta, A_log, dt_bias, h0, ht, o, cu, index, accepted, T, H, HV, scale, beta_scale, lower,
+    columns,
     slots, slot_stride, ht_stride, index_stride,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr,
     VGATE: tl.constexpr, HAS_GV: tl.constexpr, BETA: tl.constexpr, SIGMOID: tl.constexpr, HAS_A: tl.constexpr,
     BIAS: tl.constexpr, VFIRST: tl.constexpr, VARLEN: tl.constexpr, HAS_H0: tl.constexpr, POOL: tl.constexpr,
-    ACCEPTED: tl.constexpr, KEEP: tl.constexpr,
+    ACCEPTED: tl.constexpr, KEEP: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """BETA: 0 ones, 1 a number per head, 2 one per value channel. POOL: 0 states in sequence order, 1 a slot a sequence,
+    """BETA: 0 ones, 1 a number per head, 2 one per value channel. POOL: 0 states in sequence order, 1 a slot a
+    sequence,
     2 ``columns`` slots a sequence, one a token; with ACCEPTED it starts from slot ``accepted - 1``, else from slot 0.
     """
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -70,6 +73,9 @@ def delta_recurrent(
     else:
         so = ck[:, None] * V + cv[None, :]
     sm = tl.expand_dims(mv, KA) & tl.expand_dims(mk, VA)
+    # Strides come in units: they are not specialised on, and a state of unknown alignment moves four bytes at a time.
+    slot_stride = slot_stride.to(tl.int64) * UNIT
+    ht_stride = ht_stride.to(tl.int64) * UNIT
     start = n.to(tl.int64)
     if POOL:
         column = start * 0
@@ -89,7 +95,7 @@ def delta_recurrent(
         a = tl.exp(tl.load(A_log + h).to(tl.float32))
     else:
         a = 1.0
-    for t in range(0, length):
+    for t in range(length):
         rk = ((bos + t) * H + hk) * K
         rv = (bos + t) * HV + h
         kt = tl.load(k + rk + ck, mask=mk, other=0.0).to(tl.float32)

@@ -8,8 +8,8 @@ With S the state before the chunk, X the gradient of the state after it, u the n
     dq = Q - norm part;    dk = R + W - norm part;   dbeta = k . W / beta
     dG = q . Q + k . R - k . W;   dG_last += e^(G_L) <S, X> + sum k . (cu u X^T);   dg = reverse cumsum of dG
 
-No gradient of the inverse appears: (I + L) u = r makes it the outer product that F holds. E and F are rounded once and feed
-both sides, so that rows and columns cancel exactly in dG.
+No gradient of the inverse appears: (I + L) u = r makes it the outer product that F holds. E and F are rounded once
+and feed both sides, so that rows and columns cancel exactly in dG.
 """
 
 import triton
@@ -21,30 +21,44 @@ from fla.ops._delta.kernels.scalar_prep import SC, SC_BETA, SC_CK, SC_CQ, SC_G, 
 
 
 @triton.jit
+def _dot_all(a, b):
+    """Sum of all products. bf16 has fp32's range, and its rounding averages out over a state: half the instructions."""
+    if a.dtype == tl.bfloat16:
+        return tl.sum(tl.sum((a * b).to(tl.float32), 1), 0)
+    else:
+        return tl.sum(tl.sum(a.to(tl.float32) * b.to(tl.float32), 1), 0)
+
+
+@triton.jit
 def _chunk_grad(
-    q, k, do, dr, qd, kd, dod, drd, Ut, Ud, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dg, db, dy, part, row, n, tile, h, hk, kb0,
+    q, k, do, dr, qd, kd, Ut, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dg, db, dy, part, row, n,
+    tile, h, hk, kb0,
     H, HV, rows, scale, beta_inv,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, NORM: tl.constexpr,
-    DECAY: tl.constexpr, BIAS: tl.constexpr, PROJECT: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr,
+    DECAY: tl.constexpr, BIAS: tl.constexpr, PROJECT: tl.constexpr, DESC: tl.constexpr,
+    DOT: tl.constexpr,
 ):  # fmt: skip
+    # Outside loops a descriptor load is waited for at once. These three come first and together, so they come through
+    # registers instead, all in flight.
+    D1: tl.constexpr = 2 if DESC else 0
     NV: tl.constexpr = (V + BV - 1) // BV
     dt: tl.constexpr = q.dtype.element_ty
-    # The write strength is a factor of all that W holds and is divided out for dbeta. Where it is 0 or nearly so, a floor
-    # far under rounding stands in; fp16 has less room below 1 than the other dtypes.
+    # The write strength is a factor of all that W holds and is divided out for dbeta. Where it is 0 or nearly so, a
+    # floor far under rounding stands in; fp16 has less room below 1 than the other dtypes.
     FLOOR: tl.constexpr = 2.0**-12 if dt == tl.float16 else 1e-20
     rr = tl.arange(0, C)
     ok = rr < n
     sp = sc + tile.to(tl.int64) * (SC * C) + rr
     k0 = kb0 * BK
-    ut = load_tile(Ut, Ud, tile, 0, 0, V, C, BV, C, DESC)
-    dot = load_rows(do, dod, row, n, h, HV, 0, V, BV, C, DESC)
+    ut = load_tile(Ut, Ut, tile, 0, 0, V, C, BV, C, D1)
+    dot = load_rows(do, do, row, n, h, HV, 0, V, BV, C, D1)
+    drt = load_rows(dr, dr, row, n, h, HV, 0, V, BV, C, D1)
     E = tl.dot(dot, ut, input_precision=DOT)
-    drt = load_rows(dr, drd, row, n, h, HV, 0, V, BV, C, DESC)
     M = tl.dot(drt, ut, input_precision=DOT)
     for j in tl.range(1, NV, num_stages=1):
-        uj = load_tile(Ut, Ud, tile, j * BV, 0, V, C, BV, C, DESC)
-        E = tl.dot(load_rows(do, dod, row, n, h, HV, j * BV, V, BV, C, DESC), uj, E, input_precision=DOT)
-        M = tl.dot(load_rows(dr, drd, row, n, h, HV, j * BV, V, BV, C, DESC), uj, M, input_precision=DOT)
+        uj = load_tile(Ut, Ut, tile, j * BV, 0, V, C, BV, C, D1)
+        E = tl.dot(load_rows(do, do, row, n, h, HV, j * BV, V, BV, C, D1), uj, E, input_precision=DOT)
+        M = tl.dot(load_rows(dr, dr, row, n, h, HV, j * BV, V, BV, C, D1), uj, M, input_precision=DOT)
     G = tl.load(sp + SC_G * C)
     rq = tl.load(sp + SC_RQ * C)
     rk = tl.load(sp + SC_RK * C)
@@ -60,28 +74,28 @@ def _chunk_grad(
     S = load_tile(St, Sd, tile, 0, k0, V, K, BV, BK, DESC)
     X = load_tile(Xt, Xd, tile, 0, k0, V, K, BV, BK, DESC)
     if DECAY >= 1:
-        ss = tl.sum(tl.sum(S.to(tl.float32) * X.to(tl.float32), 1), 0)
+        ss = _dot_all(S, X)
     W = tl.dot(tl.trans(ut), X, input_precision=DOT)
     for j in tl.range(1, NV, num_stages=1):
         Sj = load_tile(St, Sd, tile, j * BV, k0, V, K, BV, BK, DESC)
         Xj = load_tile(Xt, Xd, tile, j * BV, k0, V, K, BV, BK, DESC)
         if DECAY >= 1:
-            ss += tl.sum(tl.sum(Sj.to(tl.float32) * Xj.to(tl.float32), 1), 0)
-        uj = load_tile(Ut, Ud, tile, j * BV, 0, V, C, BV, C, DESC)
+            ss += _dot_all(Sj, Xj)
+        uj = load_tile(Ut, Ut, tile, j * BV, 0, V, C, BV, C, D1)
         W = tl.dot(tl.trans(uj), Xj, W, input_precision=DOT)
     kt = load_rows(k, kd, row, n, hk, H, k0, K, BK, C, DESC)
+    qt = load_rows(q, qd, row, n, hk, H, k0, K, BK, C, DESC)
     kf = kt.to(tl.float32)
     W = W * (rk * bt * tl.exp2(GL - G))[:, None]
     if DECAY >= 1:
         last = tl.sum(tl.sum(W * kf, 1), 0) + tl.exp2(GL) * ss
     W = tl.dot(tl.trans(Fb), kt, W, input_precision=DOT)
-    qt = load_rows(q, qd, row, n, hk, H, k0, K, BK, C, DESC)
     W = tl.dot(tl.trans(Eb), qt, W, input_precision=DOT)
     aW = tl.sum(W * kf, 1)
     R = tl.dot(drt, S, input_precision=DOT)
     for j in tl.range(1, NV, num_stages=1):
         Sj = load_tile(St, Sd, tile, j * BV, k0, V, K, BV, BK, DESC)
-        R = tl.dot(load_rows(dr, drd, row, n, h, HV, j * BV, V, BV, C, DESC), Sj, R, input_precision=DOT)
+        R = tl.dot(load_rows(dr, dr, row, n, h, HV, j * BV, V, BV, C, D1), Sj, R, input_precision=DOT)
     R = tl.dot(Fb, kt, R * -tl.load(sp + SC_CK * C)[:, None], input_precision=DOT)
     aR = tl.sum(R * kf, 1)
     W += R
@@ -92,7 +106,7 @@ def _chunk_grad(
     Q = tl.dot(dot, S, input_precision=DOT)
     for j in tl.range(1, NV, num_stages=1):
         Sj = load_tile(St, Sd, tile, j * BV, k0, V, K, BV, BK, DESC)
-        Q = tl.dot(load_rows(do, dod, row, n, h, HV, j * BV, V, BV, C, DESC), Sj, Q, input_precision=DOT)
+        Q = tl.dot(load_rows(do, do, row, n, h, HV, j * BV, V, BV, C, DESC), Sj, Q, input_precision=DOT)
     Q = tl.dot(Eb, kt, Q * tl.load(sp + SC_CQ * C)[:, None], input_precision=DOT)
     qf = qt.to(tl.float32)
     aQ = tl.sum(Q * qf, 1)
@@ -120,20 +134,20 @@ def _chunk_grad(
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "HV", "rows"])
 def scalar_grad(
-    q, k, do, dr, qd, kd, dod, drd, Ut, Ud, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dg, db, dy, part, table,
+    q, k, do, dr, qd, kd, Ut, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dg, db, dy, part, table,
     cu, offsets, T, NT, H, HV, rows, scale, beta_inv,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, NORM: tl.constexpr,
     DECAY: tl.constexpr, BIAS: tl.constexpr, PROJECT: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr,
     TAILS: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """One program a chunk (TAILS: the ragged last chunk of a sequence), value head and block of K. dq and dk are those of
-    the value head. With DESC only full chunks are taken: tails have a launch of their own, because a second path in one
-    kernel costs the first one registers.
+    """One program a chunk (TAILS: the ragged last chunk of a sequence), value head and block of K. dq and dk are
+    those of the value head. With DESC only full chunks are taken: tails have a launch of their own, because a second
+    path in one kernel costs the first one registers.
 
-    PROJECT: take the part along q and k away here (all of K is in this program). Otherwise the shares of each block of K
-    in dg, dbeta and the two factors of the norm go to memory, and `scalar_fold` puts them together. DECAY as GATE of
-    `scalar_prep`; 2 writes the gradient of the gate's input and, to ``dy``, that times the decay (the share of A_log).
-    ``beta_inv`` is 1 / beta_scale, or 0 where beta is given as it is.
+    PROJECT: take the part along q and k away here (all of K is in this program). Otherwise the shares of each block
+    of K in dg, dbeta and the two factors of the norm go to memory, and `scalar_fold` puts them together. DECAY as
+    GATE of `scalar_prep`; 2 writes the gradient of the gate's input and, to ``dy``, that times the decay (the share
+    of A_log). ``beta_inv`` is 1 / beta_scale, or 0 where beta is given as it is.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     pid = tl.program_id(0)
@@ -156,7 +170,7 @@ def scalar_grad(
         elif n <= 0:
             return
     _chunk_grad(
-        q, k, do, dr, qd, kd, dod, drd, Ut, Ud, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dg, db, dy, part,
+        q, k, do, dr, qd, kd, Ut, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dg, db, dy, part,
         row, n, it * HV + h, h, h // (HV // H), kb0, H, HV, rows, scale, beta_inv, K, V, BK, BV, C, NORM, DECAY, BIAS,
         PROJECT, DESC, DOT,
     )  # fmt: skip

@@ -6,8 +6,8 @@ One program a chunk and value head writes, in the dtype of k,
     T[i, j]  = (I + stril(k_i . k_j rk_i rk_j beta_j e^(G_i - G_j)))^-1
     A[i, j]  = tril(q_i . k_j rq_i rk_j beta_j e^(G_i - G_j)),  rq with the scale
 
-and the scalars of each token in fp32 (rows of ``sc``, see `SC`). ``beta`` scales columns, so that ``u = T (v - k S)`` is
-right where beta is 0. Norms come off the diagonals of k k^T and q q^T: q and k are never touched in registers.
+and the scalars of each token in fp32 (rows of ``sc``, see `SC`). ``beta`` scales columns, so that ``u = T (v - k S)``
+is right where beta is 0. Norms come off the diagonals of k k^T and q q^T: q and k are never touched in registers.
 """
 
 import triton
@@ -32,12 +32,13 @@ MIN_LOG_DECAY = tl.constexpr(-104.0)
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "HV", "save"])
 def scalar_prep(
-    q, k, qd, kd, g, beta, A_log, dt_bias, Tm, Aqk, sc, table, T, NT, H, HV, scale, beta_scale, save,
+    q, k, qd, kd, g, beta, A_log, dt_bias, Tm, Td, Aqk, Ad, sc, table, T, NT, H, HV, scale, beta_scale, save,
     K: tl.constexpr, KB: tl.constexpr, C: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr,
     SIGMOID: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr, INV: tl.constexpr,
 ):  # fmt: skip
-    """GATE: 0 no decay, 1 ``g`` is the log decay, 2 ``g`` goes through the gate. ``save``: keep what backward needs. The
-    products run over blocks of KB."""
+    """GATE: 0 no decay, 1 ``g`` is the log decay, 2 ``g`` goes through the gate. ``save``: keep what backward needs.
+    The products run over blocks of KB.
+    """
     pid = tl.program_id(0)
     h = pid % HV
     it = pid // HV
@@ -96,7 +97,7 @@ def scalar_prep(
         A = tl.dot(qj, tl.trans(kj), A, input_precision=DOT)
     A = tl.where((low | eye) & ok[:, None], A * tl.where(eye, 1.0, dec) * rq[:, None] * col[None, :], 0.0)
     tile = it * HV + h
-    store_tile(Aqk, Aqk, A.to(dt), tile, 0, 0, C, C, C, C, False)
+    store_tile(Aqk, Ad, A.to(dt), tile, 0, 0, C, C, C, C, DESC)
     eG = tl.exp2(G)
     sp = sc + tile.to(tl.int64) * (SC * C) + rr
     tl.store(sp + SC_CQ * C, rq * eG)
@@ -108,4 +109,4 @@ def scalar_prep(
     tl.store(sp + SC_RK * C, rk, mask=keep)
     tl.store(sp + SC_BETA * C, bt, mask=keep)
     X = tri_inv(L, C, INV)
-    store_tile(Tm, Tm, X.to(dt), tile, 0, 0, C, C, C, C, False)
+    store_tile(Tm, Td, X.to(dt), tile, 0, 0, C, C, C, C, DESC)

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: MIT
+# ruff: noqa: SIM102  (a compile-time and a run-time condition are two statements)
 """State passes of the scalar-decay delta rule, forward and reverse.
 
-One program a block of V, value head and sequence. The state is held transposed, [BV, BK] in fp32, so that it and all that
-follows from it are left operands in registers. Forward, for each chunk:
+One program a block of V, value head and sequence. The state is held transposed, [BV, BK] in fp32, so that it and all
+that follows from it are left operands in registers. Forward, for each chunk:
 
     u^T = (v^T - ck (S k^T)) T^T;   o^T = cq (S q^T) + u^T A^T;   S <- e^(G_L) S + (cu u^T) k
 
-Full chunks run in a pipelined loop over descriptor tiles; a ragged last chunk is one more step through pointers. Without
-descriptors the loop takes all chunks through pointers.
+Full chunks run in a pipelined loop over descriptor tiles; a ragged last chunk is one more step through pointers.
+Without descriptors the loop takes all chunks through pointers.
 """
 
 import triton
@@ -60,7 +61,8 @@ def _forward_step(
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "HV", "has_h0", "has_ht", "segments", "parts"])
 def scalar_scan(
-    q, k, v, qd, kd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, h0, ht, entry, cu, offsets, T, NT, H, HV, has_h0, has_ht,
+    q, k, v, qd, kd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, h0, ht, entry, cu, offsets, T, NT, H, HV,
+    has_h0, has_ht,
     segments, parts,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr,
     SAVE: tl.constexpr, SPLIT: tl.constexpr, VFIRST: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr,
@@ -69,8 +71,8 @@ def scalar_scan(
     """OUT: write o. SAVE: write each chunk's entry state ``S^T`` [V, K] and ``u^T`` [V, C] for the backward.
 
     SPLIT: 0 a sequence a program; 1 one of ``segments`` stretches of it, from the state in ``entry``; 2 summarise a
-    stretch as the map S^T -> E + S^T M: ``entry`` takes E [V, K] (from h0 in the first stretch), then M [K, K]. There are
-    ``parts`` stretches in the grid.
+    stretch as the map S^T -> E + S^T M: ``entry`` takes E [V, K] (from h0 in the first stretch), then M [K, K]. There
+    are ``parts`` stretches in the grid.
     """
     NV: tl.constexpr = (V + BV - 1) // BV
     NB: tl.constexpr = NV + ((K + BV - 1) // BV if SPLIT == 2 else 0)
@@ -110,7 +112,8 @@ def scalar_scan(
     for t in tl.range(lo, loop, num_stages=STAGES):
         tile = (first + t) * HV + h
         S = _forward_step(
-            S, fac, q, k, v, qd, kd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, bos + t * C, length - t * C, h,
+            S, fac, q, k, v, qd, kd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, bos + t * C,
+            length - t * C, h,
             hk, v0, H, HV, K, V, BK, BV, C, OUT, SAVE, SPLIT, DESC, DOT,
         )  # fmt: skip
     if DESC:
@@ -130,7 +133,8 @@ def scalar_scan(
 
 @triton.jit(do_not_specialize=["segments", "HV"])
 def scalar_merge(
-    summary, entry, segments, HV, RV: tl.constexpr, RK: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, DOT: tl.constexpr,
+    summary, entry, segments, HV, RV: tl.constexpr, RK: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr,
+    DOT: tl.constexpr,
 ):  # fmt: skip
     """Entry states of all stretches but the first from their summaries. RV, RK: padded rows of E and M."""
     pid = tl.program_id(0)
@@ -216,7 +220,8 @@ def scalar_reverse(
         t = loop - 1 - j
         tile = (first + t) * HV + h
         S = _reverse_step(
-            S, q, k, do, qd, kd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, bos + t * C, length - t * C, h, hk, v0,
+            S, q, k, do, qd, kd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, bos + t * C, length - t * C, h, hk,
+            v0,
             H, HV, K, V, BK, BV, C, DESC, DOT,
         )  # fmt: skip
     so, sm = state_offsets(v0, K, V, BK, BV, VFIRST)
