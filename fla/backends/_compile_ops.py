@@ -114,6 +114,7 @@ def _forward_body(entry: Entry) -> Callable[..., list[torch.Tensor]]:
         expected = entry.structure.get(static_key(slots_), tree)
         if tree != expected:
             raise RuntimeError(f"{entry.op.name} returned {tree}, its outputs were declared as {expected}")
+        _check_backend_results(entry.op, args, leaves)
         return _own(leaves + list(saved), _tensors(slots_))
 
     return body
@@ -258,6 +259,18 @@ def _differentiate_core(
 
 
 # Shared
+
+
+def _check_backend_results(op: Any, args: tuple[Any, ...], leaves: Sequence[torch.Tensor]) -> None:
+    """Generated code reads memory as the declared shape and dtype, so what a backend returned has to have them."""
+    decision = record.last_decision()
+    if decision is None or decision.core:
+        return
+    declared: list[torch.Tensor] = []
+    flatten_tree(op.outputs(*args), declared)
+    found, wanted = ([(tuple(t.shape), t.dtype, t.device) for t in tensors] for tensors in (leaves, declared))
+    if found != wanted:
+        raise RuntimeError(f"{decision.backend}.{op.name} returned {found}, its outputs were declared as {wanted}")
 
 
 def _validate(op: Any, args: tuple[Any, ...]) -> None:

@@ -133,6 +133,19 @@ def test_backend_that_saves_what_the_op_did_not_declare_is_refused():
         compiled()(x_(grad=True))
 
 
+@pytest.mark.parametrize("wrong", [lambda x: x.double(), lambda x: x[:1]])
+def test_backend_that_returns_another_dtype_or_shape_is_named(wrong):
+    class Wrong(Times100):
+        backend_type = "wrong"
+
+        def squared(self, x, gain=1.0, *, cu_seqlens=None):
+            return wrong(x)
+
+    register("compile_test", Wrong())
+    with torch.no_grad(), pytest.raises(RuntimeError, match=r"wrong.squared returned .* declared as"):
+        compiled()(x_())
+
+
 def test_backend_that_fails_in_a_compiled_call_is_quarantined_and_core_runs():
     class Broken(BaseBackend):
         backend_type = "broken"
