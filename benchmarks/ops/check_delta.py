@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: MIT
+# ruff: noqa: E402, B023  (the path comes first; closures are called before the loop goes on)
 """Check and time the scalar-decay kernels on a GPU: `check_delta.py check`, `check_delta.py time`, or both."""
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import time
 
 import torch
 
-sys.path[:0] = [os.path.dirname(os.path.abspath(__file__)), os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")]
+sys.path[:0] = [
+    os.path.dirname(os.path.abspath(__file__)),
+    os.path.join(os.path.dirname(os.path.abspath(__file__)), "../.."),
+]
 
 from delta_reference import make_inputs, ratio, with_gradients
 
@@ -35,9 +39,6 @@ def scans(launch: Launch) -> dict:
 CASES: dict[str, tuple[dict, dict]] = {
     "bv128": ({"T": 300, "H": 4}, {**B128, **scans(L(8, 3))}),
     "bv64": ({"T": 300, "H": 4, "initial": True}, {**B64, **scans(L(4, 3))}),
-    **{f"v:loads{n}": ({"T": 300, "H": 4}, {"grad_loads": n}) for n in (1, 2, 3, 4, 7)},
-    "v:per4": ({"T": 300, "H": 4}, {"prep_chunks": 4, "prep": L(4, 2)}),
-    "v:per8": ({"T": 300, "H": 4, "cu": [0, 3, 100, 300]}, {"prep_chunks": 8, "prep": L(4, 2, 168)}),
     "v:prep168": ({"T": 256, "H": 4}, {"prep": L(4, 1, 168)}),
     "v:prep": ({"T": 256, "H": 4}, {"prep": L(4, 1)}),
     "v:64s2": ({"T": 256, "H": 4}, {**B64, **scans(L(4, 2))}),
@@ -74,6 +75,22 @@ CASES: dict[str, tuple[dict, dict]] = {
 }
 
 
+QUICK = {
+    "bv128",
+    "bv64",
+    "gva gate sig",
+    "varlen vfirst",
+    "beta 0 fp16",
+    "same keys",
+    "K64",
+    "K100",
+    "K256",
+    "split varlen",
+    "T1",
+    "fp32 128",
+}
+
+
 def check(name: str, dev: str = "cuda") -> dict:
     settings, change = CASES[name]
     s = {"K": 128, "dtype": BF, **settings}
@@ -90,7 +107,9 @@ def check(name: str, dev: str = "cuda") -> dict:
     segments = change.pop("segments", None)
     norm, vf, dtype = s.get("norm", True), s.get("v_first", False), s["dtype"]
     heads = x["v"].shape[2] * (len(cu) - 1 if cu else x["v"].shape[0])
-    plan = dataclasses.replace(scalar_plan(chip_of(x["q"].device), dtype, x["q"].shape[-1], x["v"].shape[-1], heads, norm), **change)
+    plan = dataclasses.replace(
+        scalar_plan(chip_of(x["q"].device), dtype, x["q"].shape[-1], x["v"].shape[-1], heads, norm), **change
+    )
     do = torch.randn_like(x["v"].float()).to(dtype)
     dht = None
     out: dict = {}
@@ -99,7 +118,8 @@ def check(name: str, dev: str = "cuda") -> dict:
         y = {n: t.clone().requires_grad_() for n, t in x.items()}
         o, ht = delta_rule(
             y["q"], y["k"], y["v"], y.get("g"), y["beta"], scale=None, initial_state=y.get("initial_state"),
-            output_final_state=True, norm=norm, beta_scale=sigmoid, A_log=y.get("A_log"), dt_bias=y.get("dt_bias"), v_first=vf,
+            output_final_state=True, norm=norm, beta_scale=sigmoid, A_log=y.get("A_log"), dt_bias=y.get("dt_bias"),
+            v_first=vf,
             cu_seqlens=torch.tensor(cu, device=dev) if cu else None, plan=plan, segments=segments,
         )  # fmt: skip
         dht = torch.randn_like(ht) if dht is None else dht
@@ -115,7 +135,8 @@ def check(name: str, dev: str = "cuda") -> dict:
             if bad:
                 out["unsteady"] = bad
     out["err"] = {n: ratio(first[n], ref[n]) for n in ref}
-    lim = 1e-4 if dtype == F32 else 5e-3
+    # Ill-conditioned keys: twice what the same algorithm emulated with 16-bit operands shows (findings/gdn-backward).
+    lim = 1e-4 if dtype == F32 else (1.6e-2 if same and dtype == BF else 5e-3)
     wrong = [n for n, e in out["err"].items() if e > (lim if n in ("o", "ht") or dtype == F32 else 2 * lim)]
     if wrong:
         out["wrong"] = wrong
@@ -126,14 +147,15 @@ def worker(names: list[str]) -> None:
     for n in names:
         try:
             r = check(n)
-        except BaseException as e:  # noqa: BLE001
+        except BaseException as e:
             r = {"fail": repr(e)[-300:]}
         print("@" + json.dumps([n, r]), flush=True)
 
 
-def check_all(names: list[str], procs: int = 14) -> None:
+def check_all(names: list[str], procs: int = 14) -> bool:
     jobs = [
-        subprocess.Popen([sys.executable, __file__, "worker", *names[i::procs]], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen([sys.executable, __file__, "worker", *names[i::procs]], stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True)
         for i in range(min(procs, len(names)))
     ]  # fmt: skip
     done: dict = {}
@@ -145,11 +167,14 @@ def check_all(names: list[str], procs: int = 14) -> None:
                 done[n] = r
         if j.returncode:
             print("worker", j.returncode, err[-400:])
+    green = True
     for n in names:
         r = done.get(n, {"fail": "no answer"})
         e = " ".join(f"{k[:6]}:{v:.1e}" for k, v in r.get("err", {}).items())
+        green = green and not any(n in r for n in ("fail", "wrong", "unsteady"))
         flags = " ".join(f"{k.upper()} {r[k]}" for k in ("fail", "wrong", "unsteady") if k in r)
         print(f"{n:17s} {r.get('cold', 0):5.1f}s {e} {flags}", flush=True)
+    return green
 
 
 def median_ms(fn, n: int = 15, hide: int = 400_000) -> float:
@@ -171,13 +196,32 @@ def median_ms(fn, n: int = 15, hide: int = 400_000) -> float:
     return sorted(x.elapsed_time(y) for x, y in ts)[n // 2]
 
 
-SHAPES = {"L": (1, 8192, 96, 128), "M": (4, 2048, 16, 128), "X": (1, 32768, 16, 128), "D64": (8, 2048, 16, 64)}
+SHAPES = {
+    "L": (1, 8192, 96, 128),
+    "M": (4, 2048, 16, 128),
+    "X": (1, 32768, 16, 128),
+    "D64": (1, 8192, 192, 64),
+    "D256": (1, 8192, 48, 256),
+}
 VARIANTS: dict[str, list[tuple[str, dict]]] = {
-    "A": [(f"{n}r{r}", {"prep": L(4, 2, r), "prep_chunks": n}) for n in (4, 8) for r in (None, 168)],
-    "F": [("128w8s3", {**B128, "forward": L(8, 3)}), ("64w4s3", {**B64, "forward": L(4, 3)}), ("64w4s2", {**B64, "forward": L(4, 2)})],
-    "R": [("128w8s3", {**B128, "recompute": L(8, 3)}), ("128w8s4", {**B128, "recompute": L(8, 4)}), ("64w4s3", {**B64, "recompute": L(4, 3)}), ("64w4s2", {**B64, "recompute": L(4, 2)})],
-    "D": [("128w8s3", {**B128, "reverse": L(8, 3)}), ("64w4s3", {**B64, "reverse": L(4, 3)}), ("64w4s2", {**B64, "reverse": L(4, 2)})],
-    "P": [(f"loads{n}", {"grad_loads": n}) for n in range(1, 8)],
+    "A": [("168", {"prep": L(4, 1, 168)}), ("-", {"prep": L(4, 1)})],
+    "F": [
+        ("128w8s3", {**B128, "forward": L(8, 3)}),
+        ("64w4s3", {**B64, "forward": L(4, 3)}),
+        ("64w4s2", {**B64, "forward": L(4, 2)}),
+    ],
+    "R": [
+        ("128w8s3", {**B128, "recompute": L(8, 3)}),
+        ("128w8s4", {**B128, "recompute": L(8, 4)}),
+        ("64w4s3", {**B64, "recompute": L(4, 3)}),
+        ("64w4s2", {**B64, "recompute": L(4, 2)}),
+    ],
+    "D": [
+        ("128w8s3", {**B128, "reverse": L(8, 3)}),
+        ("64w4s3", {**B64, "reverse": L(4, 3)}),
+        ("64w4s2", {**B64, "reverse": L(4, 2)}),
+    ],
+    "P": [("8", {"grad": L(8)})],
 }
 
 
@@ -202,24 +246,35 @@ def kernels(shape: str, dtype=BF, variants: bool = True, kinds: str = "AFRDP") -
         if kind not in kinds:
             continue
         row = []
-        for name, change in ([("plan", {})] + (VARIANTS[kind] if variants else [])):
+        for name, change in [("plan", {})] + (VARIANTS[kind] if variants else []):
             c = dataclasses.replace(call, plan=dataclasses.replace(base, **change))
             try:
                 row.append(f"{name} {median_ms(lambda: fn(c)):.3f}")
-            except Exception as e:  # noqa: BLE001
+            except Exception as e:
                 row.append(f"{name} {repr(e)[:60]}")
         print(f"{shape} {kind}: " + "  ".join(row), flush=True)
 
 
-def whole(shape: str, dtype=BF, cu=None, **kw) -> None:
+def whole(shape: str, dtype=BF, cu=None, gate: str | None = "given") -> None:
     B, T, H, D = SHAPES[shape]
-    x = make_inputs(B, T, H, None, D, dtype=dtype, device="cuda")
+    x = make_inputs(B, T, H, None, D, dtype=dtype, device="cuda", gate=gate)
     y = {n: t.requires_grad_() for n, t in x.items()}
     do = torch.randn_like(x["v"])
     cut = None if cu is None else torch.tensor(cu, device="cuda")
 
     def fwd():
-        return delta_rule(y["q"], y["k"], y["v"], y.get("g"), y["beta"], scale=None, initial_state=None, output_final_state=False, norm=True, cu_seqlens=cut)[0]
+        return delta_rule(
+            y["q"],
+            y["k"],
+            y["v"],
+            y.get("g"),
+            y["beta"],
+            scale=None,
+            initial_state=None,
+            output_final_state=False,
+            norm=True,
+            cu_seqlens=cut,
+        )[0]
 
     def both():
         torch.autograd.grad(fwd(), list(y.values()), do)
@@ -247,11 +302,14 @@ def whole(shape: str, dtype=BF, cu=None, **kw) -> None:
             h = time.time() - t
             torch.cuda.synchronize()
             row.append(f"loop {(time.time() - t) / 30 * 1e3:.3f} host {h / 30 * 1e3:.3f}")
-    print(f"{shape} {str(dtype)[6:]} {'varlen' if cu else ''}: " + "  ".join(row), flush=True)
+    print(
+        f"{shape} {str(dtype)[6:]} {'varlen' if cu else ''}{'' if gate else ' no decay'}: " + "  ".join(row), flush=True
+    )
 
 
-def check_decode() -> None:
-    """The public recurrent ops on Triton against their PyTorch path in float64."""
+def check_decode() -> list[tuple[str, float, float]]:
+    """The public recurrent ops on Triton against their PyTorch path in float64: what, worst error, limit."""
+    results = []
     import torch.nn.functional as F
 
     from fla.backends import last_decision, use_backend
@@ -266,16 +324,27 @@ def check_decode() -> None:
             q, k, v = rn(B, T, H, K).to(dtype), F.normalize(rn(B, T, H, K), dim=-1).to(dtype), rn(B, T, HV, V).to(dtype)
             h0 = rn(B, HV, *((V, K) if vf else (K, V)))
             beta, g, gk = rn(B, T, HV), rn(B, T, HV), rn(B, T, HV, K)
-            common = {"initial_state": h0, "output_final_state": True, "use_qk_l2norm_in_kernel": True, "state_v_first": vf}
+            common = {
+                "initial_state": h0,
+                "output_final_state": True,
+                "use_qk_l2norm_in_kernel": True,
+                "state_v_first": vf,
+            }
             gate = {"use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True, "A_log": rn(HV) * 0.5}
             calls = [
                 (fused_recurrent_gated_delta_rule, (q, k, v, g), {"beta": beta, **common, **gate, "dt_bias": rn(HV)}),
-                (fused_recurrent_kda, (q, k, v, gk, beta), {**common, **gate, "dt_bias": rn(HV * K), "lower_bound": -5.0}),
+                (
+                    fused_recurrent_kda,
+                    (q, k, v, gk, beta),
+                    {**common, **gate, "dt_bias": rn(HV * K), "lower_bound": -5.0},
+                ),
                 (fused_recurrent_kda, (q, k, v, gk, beta), {**common, **gate}),
             ]
             if not vf:
                 c = {n: common[n] for n in ("output_final_state", "use_qk_l2norm_in_kernel")}
-                calls.append((fused_recurrent_delta_rule, (q, k, v[:, :, :H].contiguous(), beta[:, :, :H].sigmoid()), c))
+                calls.append(
+                    (fused_recurrent_delta_rule, (q, k, v[:, :, :H].contiguous(), beta[:, :, :H].sigmoid()), c)
+                )
             worst = 0.0
             for fn, args, kw in calls:
                 with torch.no_grad(), use_backend("triton"):
@@ -285,7 +354,8 @@ def check_decode() -> None:
                 with torch.no_grad():
                     ref = fn(*map(dbl, args), **{n: dbl(x) for n, x in kw.items()})
                 worst = max(worst, *(ratio(a, b) for a, b in zip(got, ref, strict=True)))
-            print(f"decode {str(dtype)[6:]} T{T} K{K} V{V} v_first {vf}: worst {worst:.1e}", flush=True)
+            results.append((f"{str(dtype)[6:]} T{T} K{K} V{V} v_first {vf}", worst, 1e-4 if dtype == F32 else 5e-3))
+    return results
 
 
 def time_decode() -> None:
@@ -313,11 +383,16 @@ def time_decode() -> None:
                 fn()
             host = (time.time() - t0) / 200
             torch.cuda.synchronize()
-            print(f"decode {name}: kernel {t:.4f} ms, as called {median_ms(fn, 31, 0):.4f}, host {host * 1e3:.4f}", flush=True)
+            print(
+                f"decode {name}: kernel {t:.4f} ms, as called {median_ms(fn, 31, 0):.4f}, host {host * 1e3:.4f}",
+                flush=True,
+            )
         for vf in (False, True):
             row = []
             for bv, w in ((8, 1), (8, 2), (16, 1), (16, 2), (32, 1), (32, 2), (32, 4), (64, 4), (64, 8)):
-                f = lambda bv=bv, w=w: recurrent(q, k, v, g=g, beta=beta, state=h0, norm=True, final=True, v_first=vf, launch=(bv, L(w)))
+                f = lambda bv=bv, w=w: recurrent(
+                    q, k, v, g=g, beta=beta, state=h0, norm=True, final=True, v_first=vf, launch=(bv, L(w))
+                )
                 row.append(f"{bv}w{w} {median_ms(f, 31):.4f}")
             print(f"decode v_first {vf}: " + "  ".join(row), flush=True)
 
@@ -331,14 +406,50 @@ def check_thread() -> None:
 
     def go():
         try:
-            delta_rule(x["q"], x["k"], x["v"], x["g"], x["beta"], scale=None, initial_state=None, output_final_state=False, norm=True)
-        except Exception as e:  # noqa: BLE001
+            delta_rule(
+                x["q"],
+                x["k"],
+                x["v"],
+                x["g"],
+                x["beta"],
+                scale=None,
+                initial_state=None,
+                output_final_state=False,
+                norm=True,
+            )
+        except Exception as e:
             bad.append(repr(e)[:200])
 
     t = threading.Thread(target=go)
     t.start()
     t.join()
-    print("thread", bad or "ok", flush=True)
+    assert not bad, bad
+    print("thread ok", flush=True)
+
+
+def check_graph() -> None:
+    """Forward and decoding under CUDA graph capture, replayed on other values."""
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
+
+    for name, fn, T in (("chunk", chunk_gated_delta_rule, 300), ("decode", fused_recurrent_gated_delta_rule, 1)):
+        x = make_inputs(1, T, 2, None, 128, dtype=BF, device="cuda")
+        cu = torch.tensor([0, 100, 300], device="cuda") if T > 1 else None
+        call = lambda: fn(
+            x["q"], x["k"], x["v"], g=x["g"], beta=x["beta"], use_qk_l2norm_in_kernel=True, cu_seqlens=cu
+        )[0]
+        with torch.no_grad():
+            call()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                o = call()
+            for n in ("q", "k", "v"):
+                x[n].copy_(torch.randn_like(x[n].float()))
+            graph.replay()
+            torch.cuda.synchronize()
+            got = o.clone()
+            assert torch.equal(got, call()), f"{name} under a graph"
+    print("graph ok", flush=True)
 
 
 def main() -> None:
@@ -350,11 +461,17 @@ def main() -> None:
     print(torch.cuda.get_device_name(0), torch.__version__, triton.__version__)
     if "check" in what:
         t = time.time()
-        check_all(list(CASES))
+        green = check_all([n for n in CASES if "quick" not in what or n in QUICK])
         print(f"checked in {time.time() - t:.0f} s", flush=True)
+        if not green:
+            sys.exit("no timing: a check failed")
     if "decode" in what:
         check_thread()
-        check_decode()
+        check_graph()
+        worst = max(check_decode(), key=lambda r: r[1] / r[2])
+        print("decode, worst against its limit:", worst, flush=True)
+        if worst[1] > worst[2]:
+            sys.exit("no timing: a check failed")
         time_decode()
     if "split" in what:
         B, T, H, D = SHAPES["X"]
@@ -362,7 +479,19 @@ def main() -> None:
         for st in (2, 3):
             for n in (1, 4, 8, 16):
                 plan = dataclasses.replace(scalar_plan(chip_of(x["q"].device), BF, D, D, H, True), **scans(L(4, st)))
-                f = lambda n=n, plan=plan: delta_rule(x["q"], x["k"], x["v"], x["g"], x["beta"], scale=None, initial_state=None, output_final_state=False, norm=True, plan=plan, segments=n)
+                f = lambda n=n, plan=plan: delta_rule(
+                    x["q"],
+                    x["k"],
+                    x["v"],
+                    x["g"],
+                    x["beta"],
+                    scale=None,
+                    initial_state=None,
+                    output_final_state=False,
+                    norm=True,
+                    plan=plan,
+                    segments=n,
+                )
                 with torch.no_grad():
                     print(f"X segments {n} stages {st}: {median_ms(f, 11):.3f}", flush=True)
     if "variants" in what:
@@ -386,47 +515,18 @@ def main() -> None:
             t0 = time.time()
             for _ in range(n):
                 torch.autograd.grad(Nothing.apply(x), x, o)
-            print(f"host time of an empty autograd function, forward + backward: {(time.time() - t0) / n * 1e3:.3f} ms", flush=True)
-    if "profile" in what:
-        import cProfile
-        import pstats
-
-        B, T, H, D = SHAPES["M"]
-        x = make_inputs(B, T, H, None, D, dtype=BF, device="cuda")
-        y = {n: t.requires_grad_() for n, t in x.items()}
-        do = torch.randn_like(x["v"])
-        f = lambda: delta_rule(y["q"], y["k"], y["v"], y["g"], y["beta"], scale=None, initial_state=None, output_final_state=False, norm=True)[0]
-        f()
-        pr = cProfile.Profile()
-        pr.enable()
-        for _ in range(100):
-            f()
-        pr.disable()
-        pstats.Stats(pr).sort_stats("tottime").print_stats(16)
-        call = ScalarCall.make(x["k"], x["v"], 0.1, True, 0.0, False, None, segments=1)
-        a = [x[n].detach() for n in ("q", "k", "v", "g", "beta")]
-        T_, A_, sc = scalar.prepare(call, *a, None, None, True)
-
-        def scalar_back(x, do):
-            _, _, S, U = scalar.scan(call, *a[:3], T_, A_, sc, None, None, False, False, True)
-            dv, X = scalar.reverse(call, a[0], a[1], do, T_, A_, sc, None, None)
-            scalar.gradients(call, *a, None, None, do, dv, S, U, X, sc)
-
-        scalar_back(x, do)
-        pr = cProfile.Profile()
-        pr.enable()
-        for _ in range(100):
-            scalar_back(x, do)
-        pr.disable()
-        pstats.Stats(pr).sort_stats("tottime").print_stats(22)
+            print(
+                f"host time of an empty autograd function, forward + backward: {(time.time() - t0) / n * 1e3:.3f} ms",
+                flush=True,
+            )
     if "time" in what:
-        for s in ("L", "M"):
-            kernels(s)
-        for s in ("L", "M", "X"):
-            whole(s)
+        for n in ("L", "M", "X"):
+            whole(n)
         whole("L", cu=[0, 1000, 1100, 3000, 5500, 7000, 8192])
         whole("L", HF)
         whole("D64")
+        whole("D256")
+        whole("L", gate=None)
 
 
 if __name__ == "__main__":

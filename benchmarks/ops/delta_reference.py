@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,7 +14,8 @@ NAMES = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state")
 
 def make_inputs(
     B: int = 1, T: int = 64, H: int = 1, HV: int | None = None, K: int = 64, V: int | None = None, *,
-    dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0, gate: str | None = "given", sequences: int | None = None,
+    dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0, gate: str | None = "given",
+    sequences: int | None = None,
     initial: bool = False, v_first: bool = False, shift: float = 3.0, norm: bool = True, raw_beta: bool = False,
 ) -> dict[str, Tensor]:  # fmt: skip
     """Random inputs; ``gate`` is None, "given" or "kernel"; keys are unit vectors already where ``norm`` is False."""
@@ -52,7 +55,7 @@ def recurrence(
         g = torch.zeros_like(beta)
     if "A_log" in x:
         g = -x["A_log"].exp() * F.softplus(g + x["dt_bias"])
-    spans = [(b, 0, T) for b in range(B)] if cu is None else [(0, a, e) for a, e in zip(cu[:-1], cu[1:], strict=True)]
+    spans = [(b, 0, T) for b in range(B)] if cu is None else [(0, a, e) for a, e in itertools.pairwise(cu)]
     o, states = torch.zeros_like(v), []
     outs: list[Tensor] = []
     h0 = x.get("initial_state")

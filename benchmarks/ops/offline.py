@@ -65,11 +65,17 @@ def _usage(kernel: Any, arch: int) -> tuple[int, int, int]:
             f.write(kernel.asm["ptx"])
         suffix = "a" if arch >= 90 else ""
         tool = _tool("ptxas-blackwell") if arch >= 100 and os.path.exists(_tool("ptxas-blackwell")) else _tool("ptxas")
-        p = subprocess.run([tool, "-v", f"--gpu-name=sm_{arch}{suffix}", ptx, "-o", cubin], capture_output=True, text=True)
+        p = subprocess.run(
+            [tool, "-v", f"--gpu-name=sm_{arch}{suffix}", ptx, "-o", cubin], capture_output=True, text=True
+        )
         regs = re.search(r"Used (\d+) registers", p.stderr)
         spills = re.search(r"(\d+) bytes spill stores", p.stderr)
         sass = subprocess.run([_tool("cuobjdump"), "-sass", cubin], capture_output=True, text=True).stdout
-        return int(regs[1]) if regs else -1, int(spills[1]) if spills else -1, len(re.findall(r"/\*[0-9a-f]{4,5}\*/", sass))
+        return (
+            int(regs[1]) if regs else -1,
+            int(spills[1]) if spills else -1,
+            len(re.findall(r"/\*[0-9a-f]{4,5}\*/", sass)),
+        )
 
 
 @contextlib.contextmanager
@@ -84,7 +90,16 @@ def offline(arch: str) -> Iterator[list[Compiled]]:
             t = time.time()
             kernel = self.run(*args, grid=(1, 1, 1), warmup=True, **kw)
             seconds = time.time() - t
-            seen.append(Compiled(self.__name__, seconds, *_usage(kernel, number)[:2], kernel.metadata.shared, _usage(kernel, number)[2], kernel))
+            seen.append(
+                Compiled(
+                    self.__name__,
+                    seconds,
+                    *_usage(kernel, number)[:2],
+                    kernel.metadata.shared,
+                    _usage(kernel, number)[2],
+                    kernel,
+                )
+            )
             return kernel
 
         return compile_only

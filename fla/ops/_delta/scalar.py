@@ -252,7 +252,8 @@ def gradients(
     rest = (
         db if dg is None else dg, db, sc if dy is None else dy, sc if part is None else part,
         sc if t.rows is None else t.rows, sc if t.cu is None else t.cu, sc if t.offsets is None else t.offsets,
-        s.T, t.per_sequence, s.H, s.HV, rows, call.scale, 1.0 / call.beta_scale if call.beta_scale else 0.0,
+        s.T, t.per_sequence, s.H, s.HV, rows, call.scale**-2 if call.scale else 0.0,
+        1.0 / call.beta_scale if call.beta_scale else 0.0,
     )  # fmt: skip
     meta = {
         "K": s.K, "V": s.V, "BK": bk, "BV": bv, "C": C, "NORM": call.norm, "DECAY": mode, "BIAS": dt_bias is not None,

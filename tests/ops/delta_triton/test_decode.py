@@ -34,7 +34,8 @@ def tensors(B=2, T=3, H=2, HV=4, K=20, V=12, N=None, v_first=False, seed=0):
     x = {"q": rn(B, T, H, K), "k": F.normalize(rn(B, T, H, K), dim=-1), "v": rn(B, T, HV, V)}
     return x | {
         "g": F.logsigmoid(rn(B, T, HV)), "gk": F.logsigmoid(rn(B, T, HV, K)), "gv": F.logsigmoid(rn(B, T, HV, V)),
-        "beta": rn(B, T, HV), "beta_v": rn(B, T, HV, V).sigmoid(), "A_log": rn(HV) * 0.3, "bias": rn(HV), "bias_k": rn(HV * K),
+        "beta": rn(B, T, HV), "beta_v": rn(B, T, HV, V).sigmoid(), "A_log": rn(HV) * 0.3, "bias": rn(HV),
+        "bias_k": rn(HV * K),
         "h0": rn(N or B, HV, *((V, K) if v_first else (K, V))),
     }  # fmt: skip
 
@@ -66,7 +67,8 @@ def test_gated_delta_rule_multiplies_the_decays_that_are_given(gates, v_first):
 def test_gated_delta_rule_gate_and_sigmoid_in_kernel():
     x = tensors()
     agree(
-        entry.fused_recurrent_gated_delta_rule, fused_recurrent_gated_delta_rule, x["q"], x["k"], x["v"], g=x["g"], gk=x["gk"],
+        entry.fused_recurrent_gated_delta_rule, fused_recurrent_gated_delta_rule, x["q"], x["k"], x["v"], g=x["g"],
+        gk=x["gk"],
         beta=x["beta"], use_gate_in_kernel=True, A_log=x["A_log"], dt_bias=x["bias"], use_beta_sigmoid_in_kernel=True,
         allow_neg_eigval=True, output_final_state=True, scale=0.3,
     )  # fmt: skip
@@ -105,7 +107,8 @@ def test_varlen_keeps_the_state_of_an_empty_sequence():
     x = tensors(B=1, T=7, N=4)
     cu = torch.tensor([0, 2, 2, 6, 7])
     agree(
-        entry.fused_recurrent_kda, fused_recurrent_kda, x["q"], x["k"], x["v"], x["gk"], x["beta_v"], initial_state=x["h0"],
+        entry.fused_recurrent_kda, fused_recurrent_kda, x["q"], x["k"], x["v"], x["gk"], x["beta_v"],
+        initial_state=x["h0"],
         output_final_state=True, cu_seqlens=cu,
     )  # fmt: skip
 

@@ -122,6 +122,11 @@ def test_head_dims_in_blocks(norm):
     check(run(make_inputs(T=33, H=1, HV=2, K=28, V=20, norm=norm, gate="kernel"), norm=norm, change=blocks))
 
 
+def test_head_dims_in_blocks_through_descriptors():
+    blocks = {"prep_k": 16, "grad_k": 16, "grad_v": 16, "block_v": 16, "descriptors": True, "chunk": 32}
+    check(run(make_inputs(T=70, K=32, V=32), change=blocks))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_beta_of_exactly_zero(dtype):
     x = make_inputs(T=70, K=16, dtype=dtype)
@@ -174,7 +179,8 @@ def test_long_keys_give_what_fp32_gives():
 def test_empty_inputs_return_the_initial_state():
     x = make_inputs(T=0, K=16, initial=True)
     o, ht = delta_rule(
-        x["q"], x["k"], x["v"], x["g"], x["beta"], scale=None, initial_state=x["initial_state"], output_final_state=True,
+        x["q"], x["k"], x["v"], x["g"], x["beta"], scale=None, initial_state=x["initial_state"],
+        output_final_state=True,
         norm=True, chip=CHIP,
     )  # fmt: skip
     assert o.shape == x["v"].shape

@@ -33,7 +33,7 @@ def _dot_all(a, b):
 def _chunk_grad(
     q, k, do, dr, qd, kd, Ut, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dg, db, dy, part, row, n,
     tile, h, hk, kb0,
-    H, HV, rows, scale, beta_inv,
+    H, HV, rows, unscale, beta_inv,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, NORM: tl.constexpr,
     DECAY: tl.constexpr, BIAS: tl.constexpr, PROJECT: tl.constexpr, DESC: tl.constexpr,
     DOT: tl.constexpr,
@@ -106,11 +106,11 @@ def _chunk_grad(
     Q = tl.dot(dot, S, input_precision=DOT)
     for j in tl.range(1, NV, num_stages=1):
         Sj = load_tile(St, Sd, tile, j * BV, k0, V, K, BV, BK, DESC)
-        Q = tl.dot(load_rows(do, do, row, n, h, HV, j * BV, V, BV, C, DESC), Sj, Q, input_precision=DOT)
+        Q = tl.dot(load_rows(do, do, row, n, h, HV, j * BV, V, BV, C, D1), Sj, Q, input_precision=DOT)
     Q = tl.dot(Eb, kt, Q * tl.load(sp + SC_CQ * C)[:, None], input_precision=DOT)
     qf = qt.to(tl.float32)
     aQ = tl.sum(Q * qf, 1)
-    fq = rq * rq * aQ / (scale * scale)
+    fq = rq * rq * aQ * unscale
     if NORM and PROJECT:
         Q = Q - qf * fq[:, None]
     store_rows(dq, dqd, Q.to(dq.dtype.element_ty), row, n, h, HV, k0, K, BK, C, DESC)
@@ -135,7 +135,7 @@ def _chunk_grad(
 @triton.jit(do_not_specialize=["T", "NT", "H", "HV", "rows"])
 def scalar_grad(
     q, k, do, dr, qd, kd, Ut, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dg, db, dy, part, table,
-    cu, offsets, T, NT, H, HV, rows, scale, beta_inv,
+    cu, offsets, T, NT, H, HV, rows, unscale, beta_inv,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, NORM: tl.constexpr,
     DECAY: tl.constexpr, BIAS: tl.constexpr, PROJECT: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr,
     TAILS: tl.constexpr, DOT: tl.constexpr,
@@ -147,7 +147,7 @@ def scalar_grad(
     PROJECT: take the part along q and k away here (all of K is in this program). Otherwise the shares of each block
     of K in dg, dbeta and the two factors of the norm go to memory, and `scalar_fold` puts them together. DECAY as
     GATE of `scalar_prep`; 2 writes the gradient of the gate's input and, to ``dy``, that times the decay (the share
-    of A_log). ``beta_inv`` is 1 / beta_scale, or 0 where beta is given as it is.
+    of A_log). ``unscale`` is scale ** -2. ``beta_inv`` is 1 / beta_scale, or 0 where beta is given as it is.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     pid = tl.program_id(0)
@@ -171,7 +171,7 @@ def scalar_grad(
             return
     _chunk_grad(
         q, k, do, dr, qd, kd, Ut, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dg, db, dy, part,
-        row, n, it * HV + h, h, h // (HV // H), kb0, H, HV, rows, scale, beta_inv, K, V, BK, BV, C, NORM, DECAY, BIAS,
+        row, n, it * HV + h, h, h // (HV // H), kb0, H, HV, rows, unscale, beta_inv, K, V, BK, BV, C, NORM, DECAY, BIAS,
         PROJECT, DESC, DOT,
     )  # fmt: skip
 

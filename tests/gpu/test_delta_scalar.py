@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: MIT
+"""The scalar-decay kernels and decoding on a GPU: every case of benchmarks/ops/check_delta.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import check_delta
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU")
+
+
+@pytest.mark.parametrize("name", list(check_delta.CASES))
+def test_outputs_and_gradients_match_the_recurrence_and_repeat_bit_for_bit(name):
+    r = check_delta.check(name)
+    assert "wrong" not in r, r["err"]
+    assert "unsteady" not in r, r["unsteady"]
+
+
+def test_decoding_matches_the_float64_path():
+    for name, worst, limit in check_delta.check_decode():
+        assert worst < limit, (name, worst)
+
+
+def test_a_thread_without_context_can_launch():
+    check_delta.check_thread()
+
+
+def test_graph_capture_replays_on_new_values():
+    check_delta.check_graph()
