@@ -206,7 +206,7 @@ def check_state(name: str, state: Tensor | None, N: int, H: int, K: int, V: int,
 def _readable(tensor: Tensor) -> bool:
     """Whether looking at values is allowed here; see the module docstring."""
     # Fake and wrapper tensors have no values to read.
-    if type(tensor) is not Tensor or torch.compiler.is_compiling():
+    if type(tensor) not in (Tensor, torch.nn.Parameter) or torch.compiler.is_compiling():
         return False
     device = tensor.device.type
     if device == "cpu":

@@ -4,6 +4,7 @@ float64)."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -32,11 +33,13 @@ def without_autocast(fn: _F) -> _F:
 
     @functools.wraps(fn)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("xpu"):
-            device = next(a.device.type for a in args if isinstance(a, Tensor))
-            with torch.autocast(device, enabled=False):
-                return fn(*args, **kwargs)
-        return fn(*args, **kwargs)
+        enabled = [device for device in ("cpu", "cuda", "xpu") if torch.is_autocast_enabled(device)]
+        if not enabled:
+            return fn(*args, **kwargs)
+        with contextlib.ExitStack() as stack:
+            for device in enabled:
+                stack.enter_context(torch.autocast(device, enabled=False))
+            return fn(*args, **kwargs)
 
     return wrapper  # type: ignore[return-value]
 

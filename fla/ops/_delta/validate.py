@@ -88,12 +88,6 @@ def check_beta(sigmoid: bool, allow_neg_eigval: bool) -> None:
         raise ArgumentError("allow_neg_eigval=True needs use_beta_sigmoid_in_kernel=True: it doubles the sigmoid.")
 
 
-def check_required(**tensors: Tensor | None) -> None:
-    """Raise for arguments that must not be None."""
-    for name, tensor in tensors.items():
-        checks.check_tensor(name, tensor)
-
-
 def check_graph(use_graph: bool, max_num_seqs: int | None, cu_seqlens: Tensor | None) -> None:
     """Check the fixed number of sequences of graph mode (empty ones pad the tail)."""
     if use_graph and max_num_seqs is not None and cu_seqlens is not None and cu_seqlens.shape[0] != max_num_seqs + 1:

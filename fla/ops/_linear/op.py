@@ -13,17 +13,16 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fla.backends import CallFacts, dispatch
+from fla.backends import dispatch
 from fla.ops._common import checks
 from fla.ops._common.checks import ArgumentError
 from fla.ops._common.gates import compute_dtype
+from fla.ops._common.old_keywords import HEAD_FIRST, STATE_LAYOUT
 from fla.ops._linear.rows import GATE_SHAPES, LinearRow
 
 __all__ = ["HEAD_FIRST", "STATE_LAYOUT", "linear_op", "state_outputs"]
 
 CHUNK_SIZES = (16, 32, 64, 128)
-HEAD_FIRST = {"head_first": "`head_first` was removed: pass tensors as [B, T, H, D]."}
-STATE_LAYOUT = {"transpose_state_layout": "state_v_first"}
 
 Values = Mapping[str, Any]
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -65,19 +64,10 @@ def linear_op(
         def empty_outputs(*args: Any, **kwargs: Any) -> Any:
             return (outputs or state_outputs)(bind(args, kwargs))
 
-        facts = CallFacts(
-            initial_state=_present("initial_state", names),
-            state_v_first=_present("state_v_first", names),
-            cu_seqlens=_present("cu_seqlens", names),
-        )
-        wrap = dispatch(row.op, validate=validate, facts=facts, outputs=empty_outputs, renamed=renamed, removed=removed)
+        wrap = dispatch(row.op, validate=validate, outputs=empty_outputs, renamed=renamed, removed=removed)
         return wrap(fn)
 
     return decorate
-
-
-def _present(name: str, names: tuple[str, ...]) -> str | None:
-    return name if name in names else None
 
 
 def _check_call(row: LinearRow, values: Values) -> None:

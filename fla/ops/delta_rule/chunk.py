@@ -5,51 +5,22 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fla.backends import CallFacts, dispatch
-from fla.ops._common import checks
 from fla.ops._common.gates import to_output
 from fla.ops._delta.covers import covers_chunk
+from fla.ops._delta.op import HEAD_FIRST, delta_op
 from fla.ops._delta.outputs import k_first_outputs
 from fla.ops._delta.rows import DELTA_RULE
 from fla.ops._delta.torch_chunk import chunk_delta, fitting_chunk
 from fla.ops._delta.torch_inputs import activate
-from fla.ops._delta.validate import check_call, check_required
-
-CHUNK_SIZES = (16, 32, 64)
 
 
-def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    cu_seqlens_cpu: Tensor | None = None,
-    chunk_size: int = 64,
-) -> None:
-    check_required(beta=beta)
-    check_call(
-        q,
-        k,
-        v,
-        {"beta": (beta, "B T H")},
-        scale=scale,
-        initial_state=initial_state,
-        cu_seqlens=cu_seqlens,
-        cu_seqlens_cpu=cu_seqlens_cpu,
-        grouped=False,
-    )
-    checks.check_chunk_size(chunk_size, CHUNK_SIZES)
-
-
-@dispatch(
-    "delta_rule",
-    validate=_check,
-    facts=CallFacts(),
+@delta_op(
+    DELTA_RULE,
+    {"beta": "B T H"},
+    chunk_sizes=(16, 32, 64),
+    grouped=False,
     outputs=k_first_outputs,
-    removed={"head_first": "head_first was removed: pass tensors as [B, T, H, D]."},
+    removed=HEAD_FIRST,
     triton="fla.ops._delta.entry:chunk_delta_rule",
     triton_verifier=covers_chunk,
 )

@@ -5,44 +5,27 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fla.backends import CallFacts, dispatch
 from fla.ops._common.checks import ArgumentError
 from fla.ops._common.gates import to_output
 from fla.ops._delta.covers import covers_recurrent_delta_rule
+from fla.ops._delta.op import Sizes, Values, delta_op
 from fla.ops._delta.outputs import k_first_outputs
 from fla.ops._delta.rows import DELTA_RULE
 from fla.ops._delta.torch_inputs import activate
 from fla.ops._delta.torch_recurrent import recurrent_delta
-from fla.ops._delta.validate import check_call
 
 
-def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor | None = None,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-) -> None:
-    check_call(
-        q,
-        k,
-        v,
-        {"beta": (beta, "B T H | B T H V")},
-        scale=scale,
-        initial_state=initial_state,
-        cu_seqlens=cu_seqlens,
-        grouped=False,
-    )
+def _check(values: Values, sizes: Sizes) -> None:
+    scale = values["scale"]
     if scale is not None and scale <= 0:
         raise ArgumentError(f"`scale` must be positive, got {scale}.")
 
 
-@dispatch(
-    "delta_rule",
-    validate=_check,
-    facts=CallFacts(),
+@delta_op(
+    DELTA_RULE,
+    {"beta": "B T H | B T H V"},
+    grouped=False,
+    check=_check,
     outputs=k_first_outputs,
     triton="fla.ops._delta.entry:fused_recurrent_delta_rule",
     triton_verifier=covers_recurrent_delta_rule,

@@ -3,21 +3,23 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from fla.backends import CallFacts, dispatch
-from fla.ops._common.gates import compute_dtype
-from fla.ops._delta.validate import check_call, check_required
+from fla.ops._common.gates import compute_dtype, without_autocast
+from fla.ops._delta.op import delta_op
+from fla.ops._delta.rows import DELTA_RULE
 from fla.ops.delta_rule.naive import attention_matrix
 from fla.ops.delta_rule.naive import delta_rule_parallel as naive_delta_rule_parallel
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, scale: float | None = None) -> None:
-    check_required(beta=beta)
-    check_call(q, k, v, {"beta": (beta, "B T H")}, scale=scale, grouped=False)
+def _outputs(q: Tensor, v: Tensor, output_attentions: bool) -> tuple[Tensor, Tensor | None]:
+    B, T, H, _ = q.shape
+    attention = q.new_empty((B, H, T, T), dtype=compute_dtype(q.dtype)) if output_attentions else None
+    return torch.empty_like(v, memory_format=torch.contiguous_format), attention
 
 
-@dispatch("delta_rule", validate=_check, facts=CallFacts())
+@delta_op(DELTA_RULE, {"beta": "B T H"}, grouped=False, outputs=_outputs)
 def parallel_delta_rule(
     q: Tensor,
     k: Tensor,
@@ -44,12 +46,17 @@ def parallel_delta_rule(
         ArgumentError: (ValueError and AssertionError) wrong shapes or devices.
         DtypeError: (also TypeError) wrong or mixed dtypes.
     """
+    o, attention = _with_attention(q, k, v, beta, scale)
+    return o, attention if output_attentions else None
+
+
+@without_autocast
+def _with_attention(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
     dtype = compute_dtype(q.dtype)
     query, key, value, strength = (x.to(dtype).transpose(1, 2) for x in (q, k, v, beta))
     query = query * (q.shape[-1] ** -0.5 if scale is None else scale)
     attention = attention_matrix(query, key, strength.unsqueeze(-1))
-    o = (attention @ value).transpose(1, 2).to(q.dtype)
-    return o, attention if output_attentions else None
+    return (attention @ value).transpose(1, 2).to(q.dtype), attention
 
 
 __all__ = ["naive_delta_rule_parallel", "parallel_delta_rule"]

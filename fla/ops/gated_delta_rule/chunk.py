@@ -5,64 +5,28 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fla.backends import CallFacts, dispatch
 from fla.ops._common import checks
 from fla.ops._common.gates import to_output
 from fla.ops._delta.covers import covers_chunk
+from fla.ops._delta.op import HEAD_FIRST, STATE_LAYOUT, Sizes, Values, delta_op
 from fla.ops._delta.outputs import recurrent_outputs
 from fla.ops._delta.rows import GATED_DELTA_RULE
 from fla.ops._delta.torch_chunk import chunk_delta, fitting_chunk
 from fla.ops._delta.torch_inputs import activate
-from fla.ops._delta.validate import check_beta, check_call, check_gate, check_required
-
-CHUNK_SIZES = (16, 32, 64)
 
 
-def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    use_beta_sigmoid_in_kernel: bool = False,
-    allow_neg_eigval: bool = False,
-    state_v_first: bool = False,
-    cu_seqlens: Tensor | None = None,
-    cu_seqlens_cpu: Tensor | None = None,
-    cp_context: object | None = None,
-    use_gate_in_kernel: bool = False,
-    A_log: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    chunk_size: int = 64,
-) -> None:
-    check_required(g=g, beta=beta)
-    sizes = check_call(
-        q,
-        k,
-        v,
-        {"g": (g, "B T HV"), "beta": (beta, "B T HV")},
-        scale=scale,
-        initial_state=initial_state,
-        state_v_first=state_v_first,
-        cu_seqlens=cu_seqlens,
-        cu_seqlens_cpu=cu_seqlens_cpu,
-        parameters={"A_log": A_log, "dt_bias": dt_bias},
-    )
-    check_gate(use_gate_in_kernel, A_log, dt_bias, sizes["HV"], sizes["HV"], bounded=False)
-    check_beta(use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    checks.check_chunk_size(chunk_size, CHUNK_SIZES)
-    checks.check_no_cp(cp_context)
+def _check(values: Values, sizes: Sizes) -> None:
+    checks.check_no_cp(values["cp_context"])
 
 
-@dispatch(
-    "gated_delta_rule",
-    validate=_check,
-    facts=CallFacts(),
+@delta_op(
+    GATED_DELTA_RULE,
+    {"g": "B T HV", "beta": "B T HV"},
+    chunk_sizes=(16, 32, 64),
+    check=_check,
     outputs=recurrent_outputs,
-    renamed={"transpose_state_layout": "state_v_first"},
-    removed={"head_first": "head_first was removed: pass tensors as [B, T, H, D]."},
+    renamed=STATE_LAYOUT,
+    removed=HEAD_FIRST,
     triton="fla.ops._delta.entry:chunk_gated_delta_rule",
     triton_verifier=covers_chunk,
 )

@@ -7,66 +7,30 @@ import dataclasses
 
 from torch import Tensor
 
-from fla.backends import CallFacts, dispatch
 from fla.ops._common.checks import ArgumentError
 from fla.ops._common.gates import compute_dtype, decay_gate, to_output
 from fla.ops._delta.covers import covers_recurrent_gdn
+from fla.ops._delta.op import HEAD_FIRST, STATE_LAYOUT, Sizes, Values, delta_op
 from fla.ops._delta.outputs import recurrent_outputs
 from fla.ops._delta.rows import GATED_DELTA_RULE, Decay, with_decay
 from fla.ops._delta.torch_inputs import activate
 from fla.ops._delta.torch_recurrent import recurrent_delta
-from fla.ops._delta.validate import check_beta, check_call, check_gate
 
 
-def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None = None,
-    gk: Tensor | None = None,
-    gv: Tensor | None = None,
-    beta: Tensor | None = None,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    use_gate_in_kernel: bool = False,
-    A_log: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    use_beta_sigmoid_in_kernel: bool = False,
-    allow_neg_eigval: bool = False,
-    state_v_first: bool = False,
-    cu_seqlens: Tensor | None = None,
-) -> None:
-    sizes = check_call(
-        q,
-        k,
-        v,
-        {
-            "g": (g, "B T HV"),
-            "gk": (gk, "B T HV K"),
-            "gv": (gv, "B T HV V"),
-            "beta": (beta, "B T HV | B T HV V"),
-        },
-        scale=scale,
-        initial_state=initial_state,
-        state_v_first=state_v_first,
-        cu_seqlens=cu_seqlens,
-        parameters={"A_log": A_log, "dt_bias": dt_bias},
-    )
-    check_gate(use_gate_in_kernel, A_log, dt_bias, sizes["HV"], sizes["HV"], bounded=False)
-    if use_gate_in_kernel and g is None:
+def _check(values: Values, sizes: Sizes) -> None:
+    if values["use_gate_in_kernel"] and values["g"] is None:
         raise ArgumentError("use_gate_in_kernel=True needs `g`, the raw gate.")
-    check_beta(use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    if use_beta_sigmoid_in_kernel and beta is None:
+    if values["use_beta_sigmoid_in_kernel"] and values["beta"] is None:
         raise ArgumentError("use_beta_sigmoid_in_kernel=True needs `beta`.")
 
 
-@dispatch(
-    "gated_delta_rule",
-    validate=_check,
-    facts=CallFacts(),
+@delta_op(
+    GATED_DELTA_RULE,
+    {"g": "B T HV", "gk": "B T HV K", "gv": "B T HV V", "beta": "B T HV | B T HV V"},
+    check=_check,
     outputs=recurrent_outputs,
-    renamed={"transpose_state_layout": "state_v_first"},
-    removed={"head_first": "head_first was removed: pass tensors as [B, T, H, D]."},
+    renamed=STATE_LAYOUT,
+    removed=HEAD_FIRST,
     triton="fla.ops._delta.entry:fused_recurrent_gated_delta_rule",
     triton_verifier=covers_recurrent_gdn,
 )

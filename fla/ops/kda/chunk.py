@@ -5,83 +5,34 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fla.backends import CallFacts, dispatch
 from fla.ops._common import checks
 from fla.ops._common.checks import ArgumentError
 from fla.ops._common.gates import to_output
+from fla.ops._delta.op import HEAD_FIRST, STATE_LAYOUT, Sizes, Values, delta_op
 from fla.ops._delta.outputs import chunk_outputs
 from fla.ops._delta.rows import KDA
 from fla.ops._delta.torch_chunk import chunk_delta, fitting_chunk
 from fla.ops._delta.torch_inputs import activate
-from fla.ops._delta.validate import (
-    check_beta,
-    check_call,
-    check_gate,
-    check_graph,
-    check_intermediate_states,
-    check_required,
-)
-
-CHUNK_SIZES = (32, 64)
+from fla.ops._delta.validate import check_graph, check_intermediate_states
 
 
-def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    use_gate_in_kernel: bool = False,
-    use_beta_sigmoid_in_kernel: bool = False,
-    allow_neg_eigval: bool = False,
-    safe_gate: bool = False,
-    lower_bound: float | None = None,
-    disable_recompute: bool = False,
-    return_intermediate_states: bool = False,
-    state_v_first: bool = False,
-    cu_seqlens: Tensor | None = None,
-    cu_seqlens_cpu: Tensor | None = None,
-    cp_context: object | None = None,
-    use_graph: bool = False,
-    max_num_seqs: int | None = None,
-    A_log: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    chunk_size: int = 64,
-) -> None:
-    check_required(g=g, beta=beta)
-    sizes = check_call(
-        q,
-        k,
-        v,
-        {"g": (g, "B T HV K"), "beta": (beta, "B T HV")},
-        scale=scale,
-        initial_state=initial_state,
-        state_v_first=state_v_first,
-        cu_seqlens=cu_seqlens,
-        cu_seqlens_cpu=cu_seqlens_cpu,
-        parameters={"A_log": A_log, "dt_bias": dt_bias},
-        allow_uncovered=use_graph,
-    )
-    HV = sizes["HV"]
-    check_gate(use_gate_in_kernel, A_log, dt_bias, HV, HV * sizes["K"], lower_bound)
-    if safe_gate and use_gate_in_kernel and (lower_bound is None or not -5 <= lower_bound < 0):
+def _check(values: Values, sizes: Sizes) -> None:
+    lower_bound = values["lower_bound"]
+    if values["safe_gate"] and values["use_gate_in_kernel"] and (lower_bound is None or not -5 <= lower_bound < 0):
         raise ArgumentError(f"safe_gate=True needs `lower_bound` in [-5, 0), got {lower_bound}.")
-    check_beta(use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    checks.check_chunk_size(chunk_size, CHUNK_SIZES)
-    checks.check_no_cp(cp_context)
-    check_graph(use_graph, max_num_seqs, cu_seqlens)
-    check_intermediate_states(return_intermediate_states, disable_recompute)
+    checks.check_no_cp(values["cp_context"])
+    check_graph(values["use_graph"], values["max_num_seqs"], values["cu_seqlens"])
+    check_intermediate_states(values["return_intermediate_states"], values["disable_recompute"])
 
 
-@dispatch(
-    "kda",
-    validate=_check,
-    facts=CallFacts(),
+@delta_op(
+    KDA,
+    {"g": "B T HV K", "beta": "B T HV"},
+    chunk_sizes=(32, 64),
+    check=_check,
     outputs=chunk_outputs,
-    renamed={"transpose_state_layout": "state_v_first"},
-    removed={"head_first": "head_first was removed: pass tensors as [B, T, H, D]."},
+    renamed=STATE_LAYOUT,
+    removed=HEAD_FIRST,
 )
 def chunk_kda(
     q: Tensor,

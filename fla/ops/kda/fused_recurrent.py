@@ -6,60 +6,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fla.backends import CallFacts, dispatch
 from fla.ops._common.gates import to_output
 from fla.ops._delta.covers import covers_chunk, covers_recurrent_kda
+from fla.ops._delta.op import HEAD_FIRST, STATE_LAYOUT, Sizes, Values, delta_op
 from fla.ops._delta.outputs import recurrent_outputs
 from fla.ops._delta.rows import KDA
 from fla.ops._delta.serving import check_serving, serve
 from fla.ops._delta.torch_inputs import activate
 from fla.ops._delta.torch_recurrent import recurrent_delta
-from fla.ops._delta.validate import check_beta, check_call, check_gate, check_required
 
-_RENAMED = {"transpose_state_layout": "state_v_first"}
-_REMOVED = {"head_first": "head_first was removed: pass tensors as [B, T, H, D]."}
+_SHAPES = {"g": "B T HV K", "beta": "B T HV | B T HV V"}
 
 
-def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    A_log: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    use_gate_in_kernel: bool = False,
-    use_beta_sigmoid_in_kernel: bool = False,
-    allow_neg_eigval: bool = False,
-    lower_bound: float | None = None,
-    state_v_first: bool = False,
-    cu_seqlens: Tensor | None = None,
-) -> None:
-    check_required(g=g, beta=beta)
-    sizes = check_call(
-        q,
-        k,
-        v,
-        {"g": (g, "B T HV K"), "beta": (beta, "B T HV | B T HV V")},
-        scale=scale,
-        initial_state=initial_state,
-        state_v_first=state_v_first,
-        cu_seqlens=cu_seqlens,
-        parameters={"A_log": A_log, "dt_bias": dt_bias},
-    )
-    check_gate(use_gate_in_kernel, A_log, dt_bias, sizes["HV"], sizes["HV"] * sizes["K"], lower_bound)
-    check_beta(use_beta_sigmoid_in_kernel, allow_neg_eigval)
-
-
-@dispatch(
-    "kda",
-    validate=_check,
-    facts=CallFacts(),
+@delta_op(
+    KDA,
+    _SHAPES,
     outputs=recurrent_outputs,
-    renamed=_RENAMED,
-    removed=_REMOVED,
+    renamed=STATE_LAYOUT,
+    removed=HEAD_FIRST,
     triton="fla.ops._delta.entry:fused_recurrent_kda",
     triton_verifier=covers_recurrent_kda,
 )
@@ -121,62 +85,24 @@ def fused_recurrent_kda(
     return to_output(o, v.dtype), final if output_final_state else None
 
 
-def _check_fwd(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    A_log: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    initial_state: Tensor | None = None,
-    scale: float | None = None,
-    inplace_final_state: bool = True,
-    state_v_first: bool = False,
-    cu_seqlens: Tensor | None = None,
-    ssm_state_indices: Tensor | None = None,
-    num_accepted_tokens: Tensor | None = None,
-    use_gate_in_kernel: bool = False,
-    use_beta_sigmoid_in_kernel: bool = False,
-    allow_neg_eigval: bool = False,
-    lower_bound: float | None = None,
-    out: Tensor | None = None,
-) -> None:
-    check_required(g=g, beta=beta)
-    sizes = check_call(
-        q,
-        k,
-        v,
-        {"g": (g, "B T HV K"), "beta": (beta, "B T HV | B T HV V")},
-        scale=scale,
-        # A pool of states has its own shape; check_serving looks at it.
-        initial_state=initial_state if ssm_state_indices is None else None,
-        state_v_first=state_v_first,
-        cu_seqlens=cu_seqlens,
-        parameters={"A_log": A_log, "dt_bias": dt_bias},
-    )
-    check_gate(use_gate_in_kernel, A_log, dt_bias, sizes["HV"], sizes["HV"] * sizes["K"], lower_bound)
-    check_beta(use_beta_sigmoid_in_kernel, allow_neg_eigval)
+def _check_serving(values: Values, sizes: Sizes) -> None:
+    tensors = [values[name] for name in ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state")]
+    options = ("inplace_final_state", "state_v_first", "cu_seqlens", "ssm_state_indices", "num_accepted_tokens", "out")
     check_serving(
         sizes,
-        v,
-        (q, k, v, g, beta, A_log, dt_bias, initial_state),
-        initial_state=initial_state,
-        inplace_final_state=inplace_final_state,
-        state_v_first=state_v_first,
-        cu_seqlens=cu_seqlens,
-        ssm_state_indices=ssm_state_indices,
-        num_accepted_tokens=num_accepted_tokens,
-        out=out,
+        values["v"],
+        tensors,
+        initial_state=values["initial_state"],
+        **{name: values[name] for name in options},
     )
 
 
-@dispatch(
-    "kda",
-    validate=_check_fwd,
-    facts=CallFacts(),
-    renamed=_RENAMED,
-    removed=_REMOVED,
+@delta_op(
+    KDA,
+    _SHAPES,
+    check=_check_serving,
+    renamed=STATE_LAYOUT,
+    removed=HEAD_FIRST,
     inplace=True,
     triton="fla.ops._delta.entry:fused_recurrent_kda_fwd",
     triton_verifier=covers_chunk,

@@ -73,6 +73,12 @@ def test_offsets_count_sequences(dtype) -> None:
         checks.check_varlen(cu, None, 1, 10, torch.empty(2, 1))
 
 
+def test_offsets_kept_in_a_module_are_read_too() -> None:
+    kept = torch.nn.Parameter(torch.tensor([0, 11]), requires_grad=False)
+    with pytest.raises(ArgumentError, match="must end at the number of tokens, T = 10, got 11"):
+        checks.check_varlen(kept, None, 1, 10)
+
+
 def test_values_are_not_read_where_they_cannot_be() -> None:
     bad = torch.tensor([5, 1], device="meta", dtype=torch.int64)
     assert checks.check_varlen(bad, None, 1, 10) == 1

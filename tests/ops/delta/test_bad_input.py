@@ -233,6 +233,12 @@ def test_required_tensors(op) -> None:
         refuse(op, "`g` must be a tensor, got NoneType", g=None)
 
 
+@pytest.mark.parametrize("op", OPS, ids=by_name)
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_tensors_that_no_op_does_without(op, name) -> None:
+    refuse(op, f"`{name}` must be a tensor, got NoneType", **{name: None})
+
+
 def test_recurrent_gdn_needs_what_its_flags_use() -> None:
     x = good(fused_recurrent_gated_delta_rule)
     x.pop("g")

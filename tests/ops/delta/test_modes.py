@@ -186,6 +186,16 @@ def test_parallel_delta_rule_returns_its_attention(delta) -> None:
     delta.compare(run, truth, x)
 
 
+def test_parallel_delta_rule_compiles_and_ignores_autocast(delta) -> None:
+    x = delta.inputs(2, 10, 2, 2, 8, 6, gate=None)
+    wanted = parallel_delta_rule(**x, output_attentions=True)
+    compiled = torch.compile(parallel_delta_rule, fullgraph=True, backend="aot_eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        for run in (parallel_delta_rule, compiled):
+            got = run(**x, output_attentions=True)
+            assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
 @pytest.mark.parametrize("op", [chunk_kda, fused_recurrent_kda], ids=lambda op: op.__name__)
 def test_compiles_whole_with_gradients(delta, op) -> None:
     x = {name: t.requires_grad_() for name, t in delta.inputs(1, 20, 1, 2, 8, 8, states=2).items()}
