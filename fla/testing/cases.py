@@ -168,6 +168,8 @@ def _conduct(target: Target, base: Request) -> Iterator[Case]:
         packed = {"lengths": PACKED["several_empty"]}
     for name, changes in (("", {}), ("-T0", {"T": 0}), ("-T1", {"T": 1}), ("-packed", packed)):
         yield _case(target, checks.check_kept, f"inputs_kept{name}", base, **changes)
+    for variant in target.spec.variants:
+        yield _case(target, checks.check_kept, f"inputs_kept-{variant.name}", base, variant=variant.name)
     for name, changes in (("", {}), ("-packed", packed), ("-no_state", {"initial": None})):
         yield _case(target, checks.check_repeatable, f"repeatable{name}", base, **changes)
         yield _case(target, checks.check_meta, f"meta{name}", base, **changes)

@@ -147,7 +147,7 @@ def gradients(call: Call, returned: list[Any]) -> dict[str, Tensor | None]:
     results = [x for x in returned if x is not None]
     leaves = call.leaves()
     pairs = [
-        (x, seed.to(x.dtype))
+        (x, seed)
         for x, seed in zip(results, seeds_for(call.request, results), strict=True)
         if seed is not None and x.requires_grad
     ]
@@ -217,12 +217,10 @@ def check_kept(target: Target, request: Request) -> int:
         assert _same(x, before[name]), f"{name} was changed"
     assert offsets is None or torch.equal(offsets, call.offsets), "cu_seqlens was changed"  # type: ignore[arg-type]
     mine = {x.untyped_storage().data_ptr(): name for name, x in call.tensors.items() if x.numel()}
-    results = [x for x in returned if x is not None and x.numel()]
-    for index, x in enumerate(results):
-        owner = mine.get(x.untyped_storage().data_ptr())
-        assert owner is None, f"{_name(index)} lies in the memory of {owner}"
-    storages = {x.untyped_storage().data_ptr() for x in results}
-    assert len(storages) == len(results), "two results lie in the same memory"
+    for index, x in enumerate(returned):
+        if x is not None and x.numel():
+            owner = mine.setdefault(x.untyped_storage().data_ptr(), _name(index))
+            assert owner == _name(index), f"the {_name(index)} lies in the memory of {owner}"
     return 1
 
 
@@ -331,10 +329,9 @@ def check_pair(target: Target, request: Request) -> int:
         returned, saved = candidate.forward(*args)  # type: ignore[misc]
         results = [x for x in results_of(returned) if x is not None]
         seeds = seeds_for(request, results)
-        grads = [None if s is None else s.to(x.dtype) for x, s in zip(results, seeds, strict=True)]
         tensors = [(name, x) for name, x in zip(parameters, args, strict=True) if isinstance(x, Tensor)]
         needed = [x.requires_grad for _, x in tensors]
-        found = candidate.backward(args, saved, grads, needed)  # type: ignore[misc]
+        found = candidate.backward(args, saved, seeds, needed)  # type: ignore[misc]
     inverse = {target.op.facts.initial_state: "state"}
     named = {inverse.get(n, n): g for (n, _), g, need in zip(tensors, found, needed, strict=True) if need}
     compare(target, call, results_of(returned), named)

@@ -236,13 +236,13 @@ class Truth:
 
 
 def seeds_for(request: Request, results: list[Tensor]) -> list[Tensor | None]:
-    """Upstream gradients in float64 for the results, by ``request.upstream``."""
+    """Upstream gradients for the results, in their dtypes, by ``request.upstream``."""
     random = torch.Generator().manual_seed(request.seed + 1)
     seeds: list[Tensor | None] = []
     for index, x in enumerate(results):
-        seed = torch.randn(x.shape, generator=random, dtype=torch.float64).to(x.device)
-        if request.upstream == "sum":
-            seed = torch.ones((), dtype=torch.float64, device=x.device).expand(x.shape)
+        seed = torch.randn(x.shape, generator=random, dtype=torch.float64).to(device=x.device, dtype=x.dtype)
+        if request.upstream == "sum":  # with strides of 0, as autograd makes it
+            seed = torch.ones((), dtype=x.dtype, device=x.device).expand(x.shape)
         wanted = {"output": index == 0, "sum": index == 0, "state": index > 0}.get(request.upstream, True)
         seeds.append(seed if wanted else None)
     return seeds
