@@ -164,6 +164,12 @@ def check_chunk_size(value: Any, allowed: Collection[int]) -> None:
     check_choice("chunk_size", value, allowed)
 
 
+def check_power_of_two(name: str, value: Any) -> None:
+    """Check a positive int whose only prime factor is 2."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1 or value & (value - 1):
+        raise ArgumentError(f"`{name}` must be a power of two, got {value!r}.")
+
+
 def check_scale(scale: Any) -> None:
     """Check that ``scale`` is ``None`` (for ``K ** -0.5``) or a plain number."""
     if scale is not None and not isinstance(scale, (int, float, torch.SymFloat)):

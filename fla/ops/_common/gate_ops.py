@@ -7,7 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fla.ops._common.checks import ArgumentError, check_floating, check_numel, check_same_device, check_tensor
+from fla.ops._common.checks import (
+    ArgumentError,
+    check_floating,
+    check_numel,
+    check_power_of_two,
+    check_same_device,
+    check_tensor,
+    check_varlen,
+)
 from fla.ops._common.gates import compute_dtype
 from fla.ops._common.varlen import plan_chunks
 
@@ -27,6 +35,19 @@ def check_gate_call(
     heads = g.shape[-rank]
     check_numel("A_log", A_log, heads, "one per head")
     check_numel("dt_bias", dt_bias, heads * g.shape[-1] if vector else heads, "one per channel of `g`")
+
+
+def check_gate_gradient(g: Tensor, dyg: Tensor | None) -> None:
+    """Check the gradient of a gate's result."""
+    check_tensor("dyg", dyg)
+    assert dyg is not None
+    if dyg.shape != g.shape:
+        raise ArgumentError(f"`dyg` must have the shape of `g`, {list(g.shape)}, got {list(dyg.shape)}.")
+
+
+def gate_outputs(g: Tensor, output_dtype: torch.dtype) -> Tensor:
+    """Empty result of a gate, for compilers."""
+    return torch.empty_like(g, dtype=output_dtype, memory_format=torch.contiguous_format)
 
 
 def gate_backward(
@@ -60,19 +81,15 @@ def gate_backward(
     return d_x.to(g.dtype), dA, d_bias
 
 
-def check_chunk_cumsum(g: Tensor, chunk_size: int, rank: int, cu_seqlens: Tensor | None) -> None:
+def check_chunk_cumsum(
+    g: Tensor, chunk_size: int, rank: int, cu_seqlens: Tensor | None, allow_uncovered: bool = False
+) -> None:
     """Check the arguments of a sum within chunks beyond those of the gate."""
     if g.dim() != rank:
         raise ArgumentError(f"`g` must have {rank} axes, got shape {list(g.shape)}.")
-    if (
-        isinstance(chunk_size, bool)
-        or not isinstance(chunk_size, int)
-        or chunk_size < 1
-        or chunk_size & (chunk_size - 1)
-    ):
-        raise ArgumentError(f"`chunk_size` must be a power of two, got {chunk_size!r}.")
-    if cu_seqlens is not None and g.shape[0] != 1:
-        raise ArgumentError(f"The batch size is expected to be 1 rather than {g.shape[0]} when using `cu_seqlens`.")
+    check_power_of_two("chunk_size", chunk_size)
+    device = None if cu_seqlens is None else g.device
+    check_varlen(cu_seqlens, None, g.shape[0], g.shape[1], device=device, allow_uncovered=allow_uncovered)
 
 
 def chunk_cumsum(y: Tensor, chunk_size: int, scale: float | None, cu_seqlens: Tensor | None) -> Tensor:

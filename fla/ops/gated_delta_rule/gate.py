@@ -10,8 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fla.backends import CallFacts, dispatch
-from fla.ops._common.checks import ArgumentError, check_tensor, check_varlen
-from fla.ops._common.gate_ops import check_chunk_cumsum, check_gate_call, chunk_cumsum, gate_backward
+from fla.ops._common.gate_ops import (
+    check_chunk_cumsum,
+    check_gate_call,
+    check_gate_gradient,
+    chunk_cumsum,
+    gate_backward,
+    gate_outputs,
+)
 from fla.ops._common.gates import compute_dtype, decay_gate
 
 _FACTS = CallFacts(tensors=("g",))
@@ -38,17 +44,11 @@ class GDNGateFunction(torch.autograd.Function):
         return (*gate_backward(g, A_log, dt_bias, dy, None, False), None)
 
 
-def _check(g: Tensor, A_log: Tensor, dt_bias: Tensor | None = None, output_dtype: torch.dtype = torch.float32) -> None:
+def _check(g: Tensor, A_log: Tensor, dt_bias: Tensor | None) -> None:
     check_gate_call(g, A_log, dt_bias, None, vector=False)
 
 
-def _output(
-    g: Tensor, A_log: Tensor, dt_bias: Tensor | None = None, output_dtype: torch.dtype = torch.float32
-) -> Tensor:
-    return torch.empty_like(g, dtype=output_dtype, memory_format=torch.contiguous_format)
-
-
-@dispatch("gated_delta_rule", validate=_check, facts=_FACTS, outputs=_output)
+@dispatch("gated_delta_rule", validate=_check, facts=_FACTS, outputs=gate_outputs)
 def fused_gdn_gate(
     g: Tensor, A_log: Tensor, dt_bias: Tensor | None = None, output_dtype: torch.dtype = torch.float32
 ) -> Tensor:
@@ -70,7 +70,7 @@ def fused_gdn_gate(
     return GDNGateFunction.apply(g, A_log, dt_bias, output_dtype)
 
 
-@dispatch("gated_delta_rule", validate=_check, facts=_FACTS, outputs=_output)
+@dispatch("gated_delta_rule", validate=_check, facts=_FACTS, outputs=gate_outputs)
 def gdn_gate_fwd(
     g: Tensor, A_log: Tensor, dt_bias: Tensor | None = None, output_dtype: torch.dtype = torch.float32
 ) -> Tensor:
@@ -80,10 +80,8 @@ def gdn_gate_fwd(
 
 
 def _check_bwd(g: Tensor, A_log: Tensor, dt_bias: Tensor | None, dyg: Tensor) -> None:
-    check_gate_call(g, A_log, dt_bias, None, vector=False)
-    check_tensor("dyg", dyg)
-    if dyg.shape != g.shape:
-        raise ArgumentError(f"`dyg` must have the shape of `g`, {list(g.shape)}, got {list(dyg.shape)}.")
+    _check(g, A_log, dt_bias)
+    check_gate_gradient(g, dyg)
 
 
 @dispatch("gated_delta_rule", validate=_check_bwd, facts=_FACTS)
@@ -96,19 +94,9 @@ def gdn_gate_bwd(
         return gate_backward(g, A_log, dt_bias, dyg, None, False)
 
 
-def _check_cumsum(
-    g: Tensor,
-    A_log: Tensor,
-    chunk_size: int,
-    scale: float | None = None,
-    dt_bias: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    chunk_indices: Tensor | None = None,
-    output_dtype: torch.dtype = torch.float32,
-) -> None:
-    check_gate_call(g, A_log, dt_bias, None, vector=False)
+def _check_cumsum(g: Tensor, A_log: Tensor, chunk_size: int, dt_bias: Tensor | None, cu_seqlens: Tensor | None) -> None:
+    _check(g, A_log, dt_bias)
     check_chunk_cumsum(g, chunk_size, 3, cu_seqlens)
-    check_varlen(cu_seqlens, None, g.shape[0], g.shape[1], device=g.device)
 
 
 @dispatch("gated_delta_rule", validate=_check_cumsum, facts=_FACTS)

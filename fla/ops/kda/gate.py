@@ -14,8 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fla.backends import CallFacts, dispatch
-from fla.ops._common.checks import ArgumentError, check_tensor, check_varlen
-from fla.ops._common.gate_ops import check_chunk_cumsum, check_gate_call, chunk_cumsum, gate_backward
+from fla.ops._common.gate_ops import (
+    check_chunk_cumsum,
+    check_gate_call,
+    check_gate_gradient,
+    chunk_cumsum,
+    gate_backward,
+    gate_outputs,
+)
 from fla.ops._common.gates import compute_dtype, decay_gate
 
 _FACTS = CallFacts(tensors=("g",))
@@ -44,27 +50,11 @@ class KDAGateFunction(torch.autograd.Function):
         return (*gate_backward(g, A_log, dt_bias, dy, ctx.lower_bound, True), None, None)
 
 
-def _check(
-    g: Tensor,
-    A_log: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    lower_bound: float | None = None,
-    output_dtype: torch.dtype = torch.float32,
-) -> None:
+def _check(g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, lower_bound: float | None) -> None:
     check_gate_call(g, A_log, dt_bias, lower_bound, vector=True)
 
 
-def _output(
-    g: Tensor,
-    A_log: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    lower_bound: float | None = None,
-    output_dtype: torch.dtype = torch.float32,
-) -> Tensor:
-    return torch.empty_like(g, dtype=output_dtype, memory_format=torch.contiguous_format)
-
-
-@dispatch("kda", validate=_check, facts=_FACTS, outputs=_output)
+@dispatch("kda", validate=_check, facts=_FACTS, outputs=gate_outputs)
 def fused_kda_gate(
     g: Tensor,
     A_log: Tensor | None = None,
@@ -91,7 +81,7 @@ def fused_kda_gate(
     return KDAGateFunction.apply(g, A_log, dt_bias, lower_bound, output_dtype)
 
 
-@dispatch("kda", validate=_check, facts=_FACTS, outputs=_output)
+@dispatch("kda", validate=_check, facts=_FACTS, outputs=gate_outputs)
 def kda_gate_fwd(
     g: Tensor,
     A_log: Tensor | None = None,
@@ -105,17 +95,10 @@ def kda_gate_fwd(
 
 
 def _check_bwd(
-    g: Tensor,
-    A_log: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    dyg: Tensor | None = None,
-    lower_bound: float | None = None,
+    g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, dyg: Tensor | None, lower_bound: float | None
 ) -> None:
-    check_gate_call(g, A_log, dt_bias, lower_bound, vector=True)
-    check_tensor("dyg", dyg)
-    assert dyg is not None
-    if dyg.shape != g.shape:
-        raise ArgumentError(f"`dyg` must have the shape of `g`, {list(g.shape)}, got {list(dyg.shape)}.")
+    _check(g, A_log, dt_bias, lower_bound)
+    check_gate_gradient(g, dyg)
 
 
 @dispatch("kda", validate=_check_bwd, facts=_FACTS)
@@ -137,17 +120,13 @@ def _check_cumsum(
     g: Tensor,
     A_log: Tensor | None,
     chunk_size: int,
-    scale: float | None = None,
-    dt_bias: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    output_dtype: torch.dtype = torch.float32,
-    chunk_indices: Tensor | None = None,
-    lower_bound: float | None = None,
-    use_graph: bool = False,
+    dt_bias: Tensor | None,
+    cu_seqlens: Tensor | None,
+    lower_bound: float | None,
+    use_graph: bool,
 ) -> None:
-    check_gate_call(g, A_log, dt_bias, lower_bound, vector=True)
-    check_chunk_cumsum(g, chunk_size, 4, cu_seqlens)
-    check_varlen(cu_seqlens, None, g.shape[0], g.shape[1], device=g.device, allow_uncovered=use_graph)
+    _check(g, A_log, dt_bias, lower_bound)
+    check_chunk_cumsum(g, chunk_size, 4, cu_seqlens, use_graph)
 
 
 @dispatch("kda", validate=_check_cumsum, facts=_FACTS)

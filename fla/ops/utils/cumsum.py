@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from fla.ops._common.checks import ArgumentError
+from fla.ops._common import checks
 from fla.ops._common.gates import compute_dtype
 from fla.ops._common.varlen import host_offsets, plan_chunks
 
@@ -31,14 +31,16 @@ __all__ = [
 _F = TypeVar("_F", bound=Callable[..., Tensor])
 
 
-def _check(name: str, x: Tensor, ranks: tuple[int, ...], cu_seqlens: Tensor | None, head_first: object) -> None:
+_FORMS = {3: "B T H", 4: "B T H D"}
+
+
+def _check(name: str, x: Tensor, cu_seqlens: Tensor | None, head_first: object, *, allow_uncovered: bool) -> None:
     if head_first is not None:
         raise DeprecationWarning("`head_first` was removed: pass tensors as [B, T, H] or [B, T, H, D].")
-    if x.dim() not in ranks:
-        forms = " or ".join({3: "[B, T, H]", 4: "[B, T, H, D]"}[r] for r in ranks)
-        raise ArgumentError(f"`{name}` must have shape {forms}, got {list(x.shape)}.")
-    if cu_seqlens is not None and x.shape[0] != 1:
-        raise ArgumentError(f"`{name}` must have batch size 1 with `cu_seqlens`, got {x.shape[0]}.")
+    checks.check_tensor(name, x)
+    sizes = checks.check_shapes(**{name: (x, " | ".join(_FORMS.values()))})
+    device = None if cu_seqlens is None else x.device
+    checks.check_varlen(cu_seqlens, None, sizes["B"], sizes["T"], device=device, allow_uncovered=allow_uncovered)
 
 
 def _sums(x: Tensor, dim: int, reverse: bool) -> Tensor:
@@ -58,10 +60,10 @@ def _local(
     cu_seqlens: Tensor | None,
     output_dtype: torch.dtype | None,
     head_first: object,
+    use_graph: bool,
 ) -> Tensor:
-    _check("g", g, (3, 4), cu_seqlens, head_first)
-    if chunk_size < 1 or chunk_size & (chunk_size - 1):
-        raise ArgumentError(f"`chunk_size` must be a power of two, got {chunk_size}.")
+    _check("g", g, cu_seqlens, head_first, allow_uncovered=use_graph)
+    checks.check_power_of_two("chunk_size", chunk_size)
     with torch.no_grad():
         plan = plan_chunks(g.shape[0], g.shape[1], chunk_size, g.device, cu_seqlens)
         sums = _sums(plan.pack(g.to(compute_dtype(g.dtype))), 1, reverse)
@@ -76,7 +78,7 @@ def _global(
     output_dtype: torch.dtype | None,
     head_first: object,
 ) -> Tensor:
-    _check("s", s, (3, 4), cu_seqlens, head_first)
+    _check("s", s, cu_seqlens, head_first, allow_uncovered=False)
     with torch.no_grad():
         x = s.to(compute_dtype(s.dtype))
         if cu_seqlens is None:
@@ -96,7 +98,7 @@ def _of_rank(sums: _F, rank: int) -> _F:
     def fixed(*args: Any, **kwargs: Any) -> Tensor:
         x = args[0] if args else kwargs.get(first)
         if isinstance(x, Tensor):
-            _check(first, x, (rank,), None, None)
+            checks.check_shapes(**{first: (x, _FORMS[rank])})
         return sums(*args, **kwargs)
 
     fixed.__name__ = fixed.__qualname__ = f"{sums.__name__}_{'scalar' if rank == 3 else 'vector'}"
@@ -124,16 +126,17 @@ def chunk_local_cumsum(
         scale: factor of the result.
         cu_seqlens: boundaries of packed sequences ``[N + 1]``; B must be 1.
         output_dtype: dtype of the result; None for that of g.
-        chunk_indices, use_graph: what a launch on a GPU may be given; without effect on the result.
+        chunk_indices: what a launch on a GPU may be given; without effect on the result.
+        use_graph: `cu_seqlens` may end before T.
         head_first: removed; raises DeprecationWarning.
 
     Returns:
         The sums, in the shape of g; zero at tokens that no sequence covers.
 
     Raises:
-        ValueError (and AssertionError): another rank, B > 1 when packed, a chunk size that is no power of two.
+        ValueError (and AssertionError): another rank, offsets that do not fit, a chunk size that is no power of two.
     """
-    return _local(g, chunk_size, reverse, scale, cu_seqlens, output_dtype, head_first)
+    return _local(g, chunk_size, reverse, scale, cu_seqlens, output_dtype, head_first, use_graph)
 
 
 chunk_local_cumsum_scalar = _of_rank(chunk_local_cumsum, 3)
@@ -163,7 +166,7 @@ def chunk_global_cumsum(
         The sums, in the shape of s.
 
     Raises:
-        ValueError (and AssertionError): another rank, or a batch of packed sequences.
+        ValueError (and AssertionError): another rank, or offsets that do not fit.
     """
     return _global(s, reverse, cu_seqlens, scale, output_dtype, head_first)
 

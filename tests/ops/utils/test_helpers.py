@@ -49,8 +49,23 @@ def test_sums_reject_what_they_cannot_sum() -> None:
     assert utils.chunk_local_cumsum(g.half(), 8, output_dtype=None).dtype == torch.float16
     with pytest.raises(AssertionError, match="power of two"):
         utils.chunk_local_cumsum(g, 12)
-    with pytest.raises(AssertionError, match="batch size 1"):
+    with pytest.raises(AssertionError, match="batch size is expected to be 1"):
         utils.chunk_local_cumsum(g, 8, cu_seqlens=torch.tensor([0, 8]))
+
+
+@pytest.mark.parametrize("offsets", [[0, 9], [1, 8], [0, 5, 3, 8], [0, 7]])
+def test_sums_refuse_offsets_that_do_not_fit(offsets) -> None:
+    g, cu = torch.randn(1, 8, 2), torch.tensor(offsets)
+    for sums in (
+        utils.chunk_global_cumsum,
+        lambda g, cu_seqlens: utils.chunk_local_cumsum(g, 4, cu_seqlens=cu_seqlens),
+    ):
+        with pytest.raises(ValueError, match="`cu_seqlens` must"):
+            sums(g, cu_seqlens=cu)
+    if offsets == [0, 7]:
+        sums = utils.chunk_local_cumsum(g, 4, cu_seqlens=cu, use_graph=True)
+        assert torch.equal(sums[:, :7], utils.chunk_local_cumsum(g[:, :7], 4))
+        assert not sums[:, 7:].any()
     with pytest.raises(ValueError, match="shape"):
         utils.chunk_local_cumsum_vector(g, 8)
     with pytest.raises(DeprecationWarning, match="head_first"):
