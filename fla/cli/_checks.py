@@ -88,6 +88,8 @@ OPS: dict[str, OpCase] = {
     "kda": OpCase("chunk_kda", "fused_recurrent_kda", _NORM),
     "gated_delta_rule": OpCase("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", _NORM),
     "delta_rule": OpCase("chunk_delta_rule", "fused_recurrent_delta_rule", _NORM),
+    "comba": OpCase("chunk_comba", "fused_recurrent_comba", _NORM, tensors=("initial_state", "beta")),
+    "gdn2": OpCase("chunk_gdn2", "fused_recurrent_gdn2", _NORM),
     "gla": OpCase("chunk_gla", "fused_recurrent_gla", renamed={"g": "gk"}),
     "simple_gla": OpCase("chunk_simple_gla", "fused_recurrent_simple_gla", tensors=("initial_state", "g")),
     "retention": OpCase("chunk_retention", "fused_recurrent_retention"),
@@ -139,7 +141,7 @@ def _random_arguments(function: Callable[..., Any], name: str, case: OpCase, dty
             value = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(kind)
             if parameter == "g":
                 value = torch.nn.functional.logsigmoid(value)
-            elif parameter == "beta":
+            elif parameter in ("beta", "b", "w"):
                 value = value.sigmoid()
         filled[parameter] = value
     return filled

@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fla.ops.comba import chunk_comba, fused_recurrent_comba
     from fla.ops.delta_rule import chunk_delta_rule, fused_chunk_delta_rule, fused_recurrent_delta_rule
     from fla.ops.gated_delta_rule import (
         chunk_gated_delta_rule,
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     )
 
 _ROOMS: dict[str, tuple[str, ...]] = {
+    "comba": (
+        "chunk_comba",
+        "fused_recurrent_comba",
+    ),
     "delta_rule": (
         "chunk_delta_rule",
         "fused_chunk_delta_rule",
@@ -79,10 +84,6 @@ _PLANNED: dict[str, tuple[str, ...]] = {
         "fused_chunk_based",
         "parallel_based",
     ),
-    "comba": (
-        "chunk_comba",
-        "fused_recurrent_comba",
-    ),
     "cyfa": (
         "chunk_cyfa",
         "fused_recurrent_cyfa",
@@ -134,6 +135,7 @@ _PLANNED: dict[str, tuple[str, ...]] = {
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
+    "chunk_comba",
     "chunk_delta_rule",
     "chunk_gated_delta_rule",
     "chunk_gdn",
@@ -148,6 +150,7 @@ __all__ = [
     "fused_chunk_linear_attn",
     "fused_chunk_retention",
     "fused_chunk_simple_gla",
+    "fused_recurrent_comba",
     "fused_recurrent_delta_rule",
     "fused_recurrent_gated_delta_rule",
     "fused_recurrent_gdn",

@@ -14,7 +14,18 @@ from torch.utils._pytree import tree_leaves
 
 from fla.backends import DispatchedOp
 
-ROOMS = ["kda", "gated_delta_rule", "delta_rule", "gla", "simple_gla", "retention", "linear_attn", "lightning_attn"]
+ROOMS = [
+    "kda",
+    "gated_delta_rule",
+    "delta_rule",
+    "gla",
+    "simple_gla",
+    "retention",
+    "linear_attn",
+    "lightning_attn",
+    "comba",
+    "gdn2",
+]
 T, H, K, V = 70, 2, 8, 4
 
 
@@ -37,7 +48,7 @@ def public_ops() -> Iterator[Any]:
 OPS = list(public_ops())
 
 # Ops whose `g` is one log-decay per head; elsewhere it is one per key channel.
-SCALAR_GATES = ("gated_delta_rule", "simple_gla")
+SCALAR_GATES = ("gated_delta_rule", "simple_gla", "comba")
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +73,10 @@ def call(fn: Any, *, varlen: bool, states: bool = True, length: int = T) -> tupl
             tensors[gate] = F.logsigmoid(torch.randn(B, length, H) if per_head else torch.randn(B, length, H, size))
     if "beta" in parameters:
         tensors["beta"] = torch.rand(B, length, H)
+    if fn.op.operation == "comba":
+        tensors["p"] = F.normalize(torch.rand(B, length, H, K), dim=-1)
+    elif fn.op.operation == "gdn2":
+        tensors |= {"b": torch.rand(B, length, H, K), "w": torch.rand(B, length, H, V)}
     rest: dict[str, Any] = {"scale": 0.3} if "scale" in parameters else {}
     if "initial_state" in parameters and states:
         rest["output_final_state"] = True

@@ -61,8 +61,10 @@ class DeltaRow:
 DELTA_RULE = DeltaRow("delta_rule", Decay.NONE)
 GATED_DELTA_RULE = DeltaRow("gated_delta_rule", Decay.SCALAR)
 KDA = DeltaRow("kda", Decay.VECTOR)
+COMBA = DeltaRow("comba", Decay.SCALAR, ReadTime.EXCLUSIVE, read_key="p")
+GDN2 = DeltaRow("gdn2", Decay.VECTOR, erase="b", gain="w")
 
-ROWS: dict[str, DeltaRow] = {row.op: row for row in (DELTA_RULE, GATED_DELTA_RULE, KDA)}
+ROWS: dict[str, DeltaRow] = {row.op: row for row in (DELTA_RULE, GATED_DELTA_RULE, KDA, COMBA, GDN2)}
 
 
 @dataclass(frozen=True)

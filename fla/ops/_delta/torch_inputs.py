@@ -15,7 +15,7 @@ def activate(
     k: Tensor,
     v: Tensor,
     g: Tensor | None,
-    beta: Tensor | None,
+    beta: Tensor | None = None,
     *,
     l2norm: bool = False,
     gate: bool = False,
@@ -24,14 +24,17 @@ def activate(
     lower_bound: float | None = None,
     sigmoid: bool = False,
     allow_neg_eigval: bool = False,
+    **others: Tensor,
 ) -> Operands:
-    """Operands of a row whose coefficient is ``beta``; the flags are those of the public ops."""
+    """Operands of a row; the flags are those of the public ops, ``others`` what the row names beyond ``k`` and
+    ``beta``. ``l2norm`` is for queries and all keys."""
     dtype = compute_dtype(q.dtype)
+    arguments = {"q": q, "k": k, "v": v, **others}
     if l2norm:
-        q, k = l2_normalise(q.to(dtype)), l2_normalise(k.to(dtype))
+        for name in {"q", row.read_key, row.write_key}:
+            arguments[name] = l2_normalise(arguments[name].to(dtype))
     if gate and g is not None:
         g = decay_gate(g, A_log, dt_bias, lower_bound, row.decay is Decay.VECTOR, dtype)
-    arguments = {"q": q, "k": k, "v": v}
     if beta is not None:
         arguments["beta"] = write_gate(beta, sigmoid, allow_neg_eigval, dtype)
     return operands(row, g, **arguments)

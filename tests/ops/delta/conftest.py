@@ -51,7 +51,8 @@ def recurrence(
         parts = []
         for n, (a, b) in enumerate(itertools.pairwise(offsets)):
             cut = [None if x is None else x[:, a:b] for x in (q, k, v, beta, g, gk, gv)]
-            parts.append(recurrence(*cut, None if h0 is None else h0[n : n + 1], scale))
+            own = [None if x is None else x[:, a:b] for x in (erase, gain, p)]
+            parts.append(recurrence(*cut, None if h0 is None else h0[n : n + 1], scale, None, *own, exclusive))
         return torch.cat([o for o, _ in parts], 1), torch.cat([S for _, S in parts])
     B, T, H, K = q.shape
     HV, V = v.shape[2:]

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: MIT
+"""GDN-2, token by token: decoding, and a serving entry with a pool of states."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fla.ops._common.gates import to_output
+from fla.ops._delta.op import HEAD_FIRST, STATE_LAYOUT, Sizes, Values, delta_op
+from fla.ops._delta.outputs import recurrent_outputs
+from fla.ops._delta.rows import GDN2
+from fla.ops._delta.serving import check_serving, serve
+from fla.ops._delta.torch_inputs import activate
+from fla.ops._delta.torch_recurrent import recurrent_delta
+from fla.ops.gdn2.chunk import SHAPES
+
+
+@delta_op(GDN2, SHAPES, outputs=recurrent_outputs, renamed=STATE_LAYOUT, removed=HEAD_FIRST)
+def fused_recurrent_gdn2(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    b: Tensor,
+    w: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    lower_bound: float | None = None,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """GDN-2 for few tokens per sequence, as in decoding. Differentiable in every tensor.
+
+    The recurrence and the arguments are those of ``chunk_gdn2``.
+
+    Returns:
+        ``o [B, T, HV, V]`` in the dtype of v, and the final states ``[N, HV, K, V]`` (float32, float64 for float64
+        inputs) or None.
+
+    Raises:
+        ArgumentError: (ValueError and AssertionError) wrong shapes, devices, offsets, states, flags.
+        DtypeError: (also TypeError) wrong or mixed dtypes.
+    """
+    x = activate(
+        GDN2,
+        q,
+        k,
+        v,
+        g,
+        l2norm=use_qk_l2norm_in_kernel,
+        gate=use_gate_in_kernel,
+        A_log=A_log,
+        dt_bias=dt_bias,
+        lower_bound=lower_bound,
+        b=b,
+        w=w,
+    )
+    o, final = recurrent_delta(
+        GDN2,
+        x,
+        scale=q.shape[-1] ** -0.5 if scale is None else scale,
+        initial_state=initial_state,
+        state_v_first=state_v_first,
+        cu_seqlens=cu_seqlens,
+    )
+    return to_output(o, v.dtype), final if output_final_state else None
+
+
+def _check_serving(values: Values, sizes: Sizes) -> None:
+    tensors = [values[name] for name in ("q", "k", "v", "g", "b", "w", "A_log", "dt_bias", "initial_state")]
+    options = ("inplace_final_state", "state_v_first", "cu_seqlens", "ssm_state_indices", "num_accepted_tokens", "out")
+    check_serving(
+        sizes,
+        values["v"],
+        tensors,
+        initial_state=values["initial_state"],
+        **{name: values[name] for name in options},
+    )
+
+
+@delta_op(GDN2, SHAPES, check=_check_serving, renamed=STATE_LAYOUT, removed=HEAD_FIRST, inplace=True)
+def fused_recurrent_gdn2_fwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    b: Tensor,
+    w: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    scale: float | None = None,
+    output_final_state: bool = False,
+    inplace_final_state: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    ssm_state_indices: Tensor | None = None,
+    num_accepted_tokens: Tensor | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    lower_bound: float | None = None,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """GDN-2 for serving: preallocated output, states in a pool, updated in place on request.
+
+    The recurrence and the shared arguments are those of ``fused_recurrent_gdn2``; ``inplace_final_state``,
+    ``ssm_state_indices``, ``num_accepted_tokens`` and ``out`` are those of
+    ``fla.ops.kda.fused_recurrent.fused_recurrent_kda_fwd``, but here ``inplace_final_state`` is off by default. No
+    gradients: inputs that require one are an error in grad mode.
+
+    Returns:
+        ``out``, and the state: ``initial_state`` itself in place; else, if ``output_final_state``, new final states
+        ``[N, HV, K, V]``, in pool mode the state after every token ``[tokens, HV, K, V]`` (float32).
+
+    Raises:
+        ArgumentError: (ValueError and AssertionError) as ``fused_recurrent_gdn2``; in place without ``initial_state``;
+            ``out`` not like ``v``; two sequences writing one slot (on the CPU).
+        DtypeError: (also TypeError) wrong or mixed dtypes.
+    """
+    x = activate(
+        GDN2,
+        q,
+        k,
+        v,
+        g,
+        l2norm=use_qk_l2norm_in_kernel,
+        gate=use_gate_in_kernel,
+        A_log=A_log,
+        dt_bias=dt_bias,
+        lower_bound=lower_bound,
+        b=b,
+        w=w,
+    )
+    return serve(
+        GDN2,
+        x,
+        torch.zeros_like(v, memory_format=torch.contiguous_format) if out is None else out,
+        scale=q.shape[-1] ** -0.5 if scale is None else scale,
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        inplace_final_state=inplace_final_state,
+        state_v_first=state_v_first,
+        cu_seqlens=cu_seqlens,
+        ssm_state_indices=ssm_state_indices,
+        num_accepted_tokens=num_accepted_tokens,
+    )
+
+
+__all__ = ["fused_recurrent_gdn2", "fused_recurrent_gdn2_fwd"]
