@@ -67,33 +67,38 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool, norm
             prep_k=min(bk, 32), grad_k=min(bk, 32), grad_v=min(bv, 32), prep=Launch(4), forward=scan, recompute=scan,
             reverse=scan, grad=Launch(4), chip=chip,
         )  # fmt: skip
-    stages = 3 if bk <= 128 and chip.smem >= 200_000 else 2
-    if bk <= 128:
-        # Two V blocks a head only if all programs still run at once: one program fills a multiprocessor.
-        split = bv <= 64 or few
-        block_v = min(bv, 64) if split else 128
-        scan = Launch(4 if block_v <= 64 else 8, stages)
-    else:
+    # Two V blocks a head only where all programs still run at once: one program fills a multiprocessor. K above 128
+    # leaves room for a narrow block only.
+    block_v = 128 if bv > 64 and bk <= 128 and not few else min(bv, 64)
+    stages = _stages(chip, bk, block_v)
+    if stages == 1:
         block_v = min(bv, 64)
-        scan = Launch(8, stages)
+        # Descriptor loads that nothing pipelines have gone wrong before (findings/gdn-forward, lesson 8).
+        descriptors = False
+    scan = Launch(8 if block_v > 64 or bk > 128 else 4, stages)
     return ScalarPlan(
-        chunk=64, descriptors=descriptors, dot="tf32", inverse=inverse, block_k=bk, block_v=block_v,
+        chunk=64, descriptors=descriptors, dot=chip.wide, inverse=inverse, block_k=bk, block_v=block_v,
         prep_k=bk, grad_k=min(bk, 128), grad_v=min(bv, 128), prep=Launch(4, 1, 128), forward=scan, recompute=scan,
-        reverse=scan,
-        grad=Launch(4), chip=chip,
+        reverse=scan, grad=Launch(4), chip=chip,
     )  # fmt: skip
+
+
+def _stages(chip: Chip, block_k: int, block_v: int) -> int:
+    """How many steps of a scan fit in shared memory beside the tile that is stored: q, k, v, T and A of a step."""
+    step = 2 * 64 * (2 * block_k + block_v) + 2 * 2 * 64 * 64
+    return max(1, min(3, (chip.smem - 2 * min(block_k, 128) * block_v) // step))
 
 
 def time_segments(plan: ScalarPlan, chip: Chip, heads: int, V: int, chunks: int) -> int:
     """Stretches of time that run side by side: 1 unless few heads leave most of the chip idle over a long sequence.
 
     Splitting costs a second pass that summarises each stretch, so it pays only where at least four times the programs
-    can run, each with enough chunks.
+    run at once, each with enough chunks.
     """
     programs = heads * -(-V // plan.block_v)
-    if plan.block_k > 128 or plan.dot == chip.exact:
+    if plan.block_k > 128 or plan.chunk < 64:
         return 1
     segments = 1
-    while segments < 16 and programs * segments * 2 <= 2 * chip.sms and chunks >= 16 * segments * 2:
+    while segments < 16 and programs * segments * 2 <= chip.sms and chunks >= 16 * segments * 2:
         segments *= 2
     return segments if segments >= 4 else 1
