@@ -170,8 +170,10 @@ def check_power_of_two(name: str, value: Any) -> None:
         raise ArgumentError(f"`{name}` must be a power of two, got {value!r}.")
 
 
-def check_scale(scale: Any) -> None:
+def check_scale(scale: Any, K: int) -> None:
     """Check that ``scale`` is ``None`` (for ``K ** -0.5``) or a plain number."""
+    if scale is None and K == 0:
+        raise ArgumentError("`scale` must be given when q and k have no channels: its default is K ** -0.5.")
     if scale is not None and not isinstance(scale, (int, float, torch.SymFloat)):
         raise DtypeError(f"`scale` must be a number or None, got {type(scale).__name__}.")
 

@@ -178,6 +178,19 @@ def _fold(x: Tensor, plan: ChunkPlan, HV: int, dtype: torch.dtype) -> Tensor:
     return chunks.reshape(-1, plan.chunk, chunks.shape[-1]).contiguous()
 
 
+def _empty(
+    x: Operands, plan: ChunkPlan, initial_state: Tensor | None, state: tuple[int, int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Results where an axis other than time has no length: zeros, as part of the graph."""
+    value = x.value.to(compute_dtype(x.q.dtype))
+    o = value.masked_fill(torch.ones_like(value, dtype=torch.bool), 0)
+    HV = value.shape[2]
+    final = (
+        value.new_zeros(plan.sequences, HV, *state) if initial_state is None else initial_state.to(o.dtype, copy=True)
+    )
+    return o, final, plan.chunk_states(value.new_zeros(plan.chunks, HV, *state))
+
+
 def chunk_delta(
     row: DeltaRow,
     x: Operands,
@@ -209,6 +222,8 @@ def chunk_delta(
     K = x.q.shape[-1]
     dtype = compute_dtype(x.q.dtype)
     plan = plan_chunks(B, T, chunk_size, x.q.device, cu_seqlens, cu_seqlens_cpu)
+    if 0 in (B, HV, K, V):
+        return _empty(x, plan, initial_state, (V, K) if state_v_first else (K, V))
 
     q = _fold(x.q, plan, HV, dtype) * scale
     w = _fold(x.write, plan, HV, dtype)

@@ -148,7 +148,7 @@ def recurrent_delta(
     (``value_decay``, or ``beta`` per value channel).
     """
     loop = x.value_decay is not None or x.value_wise_erase
-    if loop or longest_sequence(x.q.shape[1], cu_seqlens, cu_seqlens_cpu) <= LOOP_TOKENS:
+    if loop or 0 < longest_sequence(x.q.shape[1], cu_seqlens, cu_seqlens_cpu) <= LOOP_TOKENS:
         return _loop(row, x, scale, initial_state, state_v_first, cu_seqlens, cu_seqlens_cpu)
     o, final, _ = chunk_delta(
         row,

@@ -52,7 +52,7 @@ def check_call(
         allow_uncovered=allow_uncovered,
     )
     checks.check_state("initial_state", initial_state, N, HV, sizes["K"], sizes["V"], state_v_first)
-    checks.check_scale(scale)
+    checks.check_scale(scale, sizes["K"])
     return sizes
 
 

@@ -94,9 +94,7 @@ def _check_call(row: LinearRow, values: Values) -> None:
     if (z := states.get("initial_state[1]")) is not None:
         checks.check_shapes({"N": N, "1": 1, "H": H, "K": K}, **{"initial_state[1]": (z, "N 1 H K")})
         checks.check_floating(**{"initial_state[1]": z})
-    checks.check_scale(get("scale"))
-    if get("scale") is None and K == 0:
-        raise ArgumentError("`scale` must be given when q and k have no channels: its default is K ** -0.5.")
+    checks.check_scale(get("scale"), K)
     if get("chunk_size") is not None:
         checks.check_chunk_size(values["chunk_size"], CHUNK_SIZES)
 

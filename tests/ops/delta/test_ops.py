@@ -219,6 +219,27 @@ def test_autocast_does_not_lower_the_precision(delta, make, op, T) -> None:
     assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
 
 
+@pytest.mark.parametrize(
+    "sizes", [(0, 5, 2, 4, 4), (2, 0, 2, 4, 4), (1, 5, 0, 4, 4), (1, 5, 2, 0, 4), (1, 70, 2, 4, 0)]
+)
+@pytest.mark.parametrize("op", OPS, ids=by_name)
+def test_axes_of_no_length(make, op, sizes) -> None:
+    B, T, H, K, V = sizes
+    x = {name: t.detach().requires_grad_() for name, t in make(op, B, T, H, H, K, V, states=B).items()}
+    x["initial_state"] = x.pop("h0")
+    o, S = op(**x, output_final_state=True, scale=1.0)
+    assert o.shape == (B, T, H, V)
+    assert S.shape == (B, H, K, V)
+    assert not o.any()
+    assert torch.equal(S, x["initial_state"])
+    (o.sum() + S.sum()).backward()
+    o, _ = op(**{name: t for name, t in x.items() if name != "initial_state"}, scale=1.0)
+    o.sum().backward()
+    if K == 0:
+        with pytest.raises(ValueError, match="`scale` must be given"):
+            op(**x)
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("op", OPS, ids=by_name)
 def test_inference(delta, make, op, mode) -> None:
