@@ -157,14 +157,13 @@ def _signature_text(signature: inspect.Signature) -> dict[str, str]:
     """The op's parameters as source, for the places in which the templates need them."""
     parameters = list(signature.parameters.values())
     method = [_plain_default(p) for p in parameters]
-    arguments = _lines((f"{p.name}={p.name}" if p.kind is p.KEYWORD_ONLY else p.name for p in parameters), 12)
+    arguments = [f"{p.name}={p.name}" if p.kind is p.KEYWORD_ONLY else p.name for p in parameters]
     return {
-        "ARGUMENTS": arguments,
+        "KERNEL_ARGUMENTS": _lines(arguments, 8),
+        "PLUGIN_ARGUMENTS": _lines(arguments, 12),
         "FIRST": parameters[0].name,
         "FIRST_ANNOTATION": _annotation(parameters[0]),
-        "KERNEL_IMPORTS": "\n".join(
-            sorted([*_imports(parameters), "from fla.backends import reference_only"], key=_order)
-        ),
+        "KERNEL_IMPORTS": "".join(f"{line}\n" for line in _imports(parameters)),
         "PLUGIN_IMPORTS": "".join(f"    {line}\n" for line in _imports(method) or ["pass"]),
         "KERNEL_PARAMETERS": _lines(_parameters(parameters), 4),
         "PLUGIN_PARAMETERS": _lines(_parameters(method), 8),
@@ -176,10 +175,6 @@ def _imports(parameters: list[inspect.Parameter]) -> list[str]:
     text = ", ".join(_parameters(parameters))
     plain = ["import torch"] if "torch." in text else []
     return plain + (["from torch import Tensor"] if re.search(r"(?<!\.)\bTensor\b", text) else [])
-
-
-def _order(line: str) -> tuple[bool, str]:
-    return line.startswith("from "), line
 
 
 def _lines(items: Any, indent: int) -> str:

@@ -14,7 +14,7 @@ from fla_backend_short_retention.plugin import LIMIT
 
 
 class TestConformance(BackendConformance):
-    backend = "short_retention"
+    backend_type = "short_retention"
 
 
 def test_it_is_found_as_it_is_installed():
