@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("triton")
 
+import check_decode
 import check_delta
 
 pytestmark = pytest.mark.gpu
@@ -27,7 +28,7 @@ def test_outputs_and_gradients_match_the_recurrence_and_repeat_bit_for_bit(name)
 
 
 def test_decoding_matches_the_float64_path():
-    for name, worst, limit in check_delta.check_decode():
+    for name, worst, limit in check_decode.check_decode():
         assert worst < limit, (name, worst)
 
 

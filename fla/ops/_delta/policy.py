@@ -67,10 +67,19 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool, norm
             prep_k=min(bk, 32), grad_k=min(bk, 32), grad_v=min(bv, 32), prep=Launch(4), forward=scan, recompute=scan,
             reverse=scan, grad=Launch(4), chip=chip,
         )  # fmt: skip
+    if chip.vendor != "interpreter" and chip.arch // 10 not in (9, 10):
+        # Without warp-group products all operands pass through registers: half the tile.
+        block_v = min(bv, 64)
+        scan = Launch(8 if bk > 64 else 4, _stages(chip, 32, bk, block_v, 2))
+        return ScalarPlan(
+            chunk=32, descriptors=False, dot=chip.wide, inverse=inverse, block_k=bk, block_v=block_v,
+            prep_k=min(bk, 128), grad_k=min(bk, 64), grad_v=min(bv, 64), prep=Launch(4), forward=scan, recompute=scan,
+            reverse=scan, grad=Launch(4), chip=chip,
+        )  # fmt: skip
     # Two V blocks a head only where all programs still run at once: one program fills a multiprocessor. K above 128
     # leaves room for a narrow block only.
     block_v = 128 if bv > 64 and bk <= 128 and not few else min(bv, 64)
-    stages = _stages(chip, bk, block_v)
+    stages = _stages(chip, 64, bk, block_v, 3)
     if stages == 1:
         block_v = min(bv, 64)
         # Descriptor loads that nothing pipelines have gone wrong before (findings/gdn-forward, lesson 8).
@@ -83,10 +92,10 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool, norm
     )  # fmt: skip
 
 
-def _stages(chip: Chip, block_k: int, block_v: int) -> int:
+def _stages(chip: Chip, chunk: int, block_k: int, block_v: int, most: int) -> int:
     """How many steps of a scan fit in shared memory beside the tile that is stored: q, k, v, T and A of a step."""
-    step = 2 * 64 * (2 * block_k + block_v) + 2 * 2 * 64 * 64
-    return max(1, min(3, (chip.smem - 2 * min(block_k, 128) * block_v) // step))
+    step = 2 * chunk * (2 * block_k + block_v) + 2 * 2 * chunk * chunk
+    return max(1, min(most, (chip.smem - 2 * min(block_k, 128) * block_v) // step))
 
 
 def time_segments(plan: ScalarPlan, chip: Chip, heads: int, V: int, chunks: int) -> int:
