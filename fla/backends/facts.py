@@ -202,6 +202,20 @@ def needs_backward(arguments: Any) -> bool:
     return devices.is_grad_enabled() and _requires_grad(arguments)
 
 
+def lost_gradient(result: Any) -> bool:
+    """Whether there are tensors in ``result`` and none of them takes part in autograd. Empty tensors say nothing."""
+    found = [value for value in _leaves(result) if hasattr(value, "requires_grad") and value.numel()]
+    return bool(found) and not any(value.requires_grad for value in found)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, tuple | list):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
 def _requires_grad(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(_requires_grad(item) for item in value.values())

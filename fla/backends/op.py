@@ -16,7 +16,7 @@ from fla.backends import plan as plans
 from fla.backends.base import read_answer
 from fla.backends.discovery import DISCOVERY
 from fla.backends.errors import BackendUnavailable
-from fla.backends.facts import CallFacts, Capability, Facts, Rejection, needs_backward
+from fla.backends.facts import CallFacts, Capability, Facts, Rejection, lost_gradient, needs_backward
 from fla.backends.plan import MASTER, PLUGINS, STRICT, Candidate, Entry, Plan, Verdict, understand
 from fla.backends.record import Decision
 from fla.backends.registry import REGISTRY, Registration
@@ -83,12 +83,13 @@ class DispatchedOp:
         triton_capability: Capability | None = None,
         triton_verifier: Callable[..., Any] | None = None,
         inplace: bool = False,
+        differentiable: bool = True,
     ) -> None:
         self.operation, self.name, self.fn = operation, fn.__name__, fn
         self.key = key or operation
         self.signature = inspect.signature(fn)
         self.argument_text = argument_text(self.signature)
-        self.inplace = inplace
+        self.inplace, self.differentiable = inplace, differentiable
         self.facts = (facts or CallFacts()).restricted(self.signature.parameters)
         self.body = self._in_order(fn, "the body")
         self.validate = None if validate is None else self._in_order(validate, "validate")
@@ -353,6 +354,8 @@ class DispatchedOp:
         while (candidate := self._pick(plan, candidates, args, rejected)) is not None:
             try:
                 result = candidate.run(*args)
+                if self.differentiable and needs_backward(args) and lost_gradient(result):
+                    raise RuntimeError("its result takes no part in autograd, and a gradient is due (backward=False?)")
             except Exception as error:
                 rejected.append(self._failed(plan, candidate, args, error))
                 candidates = candidates[candidates.index(candidate) + 1 :]

@@ -49,6 +49,7 @@ def dispatch(
     triton_capability: Capability | None = None,
     triton_verifier: Callable[..., Any] | None = None,
     inplace: bool = False,
+    differentiable: bool = True,
 ) -> Callable[[F], F]: ...
 
 
@@ -70,6 +71,7 @@ def dispatch(entry_point: Any, **options: Any) -> Any:
         triton: core's Triton path, ``"module:function"`` with the same parameters, imported at the first use.
         triton_capability, triton_verifier: what that path covers; for other calls the body runs.
         inplace: the op writes into its arguments, so a backend that failed is never replaced by another.
+        differentiable: results take part in autograd. A backend whose results do not, though a gradient is due, failed.
     """
     if isinstance(entry_point, str):
 

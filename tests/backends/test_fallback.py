@@ -58,6 +58,24 @@ def test_warnings_point_at_the_line_that_called_the_op(toy, qkv):
     assert {warning.filename for warning in caught} == {__file__}
 
 
+def test_result_outside_of_autograd_is_a_failure_where_a_gradient_is_due():
+    fn, operation = make_toy()
+    detached = lambda self, q, k, v: (q.detach() * 2, None)
+    register(operation, type("NoGrad", (BaseBackend,), {"backend_type": "no_grad", "toy": detached})())
+    x = torch.ones(1, 2, 1, 3)
+    assert torch.equal(fn(x, x, x)[0], 2 * x)
+    with torch.no_grad():
+        fn(x.clone().requires_grad_(), x, x)
+    assert last_decision().backend == "no_grad"
+    with pytest.warns(RuntimeWarning, match="takes no part in autograd"):
+        assert fn(x.clone().requires_grad_(), x, x) == ("torch", 1.0)
+    assert torch.equal(fn(x, x, x)[0], 2 * x)  # calls without a gradient keep the backend
+    fn, operation = make_toy(differentiable=False)
+    register(operation, type("NoGrad", (BaseBackend,), {"backend_type": "no_grad", "toy": detached})())
+    fn(x.clone().requires_grad_(), x, x)
+    assert last_decision().backend == "no_grad"
+
+
 def test_second_backend_runs_before_core(toy, qkv):
     fn, operation = toy
     register(operation, failing(priority=1)[0])

@@ -70,7 +70,7 @@ def fused_gdn_gate(
     return GDNGateFunction.apply(g, A_log, dt_bias, output_dtype)
 
 
-@dispatch("gated_delta_rule", validate=_check, facts=_FACTS, outputs=gate_outputs)
+@dispatch("gated_delta_rule", validate=_check, facts=_FACTS, differentiable=False, outputs=gate_outputs)
 def gdn_gate_fwd(
     g: Tensor, A_log: Tensor, dt_bias: Tensor | None = None, output_dtype: torch.dtype = torch.float32
 ) -> Tensor:
@@ -84,7 +84,7 @@ def _check_bwd(g: Tensor, A_log: Tensor, dt_bias: Tensor | None, dyg: Tensor) ->
     check_gate_gradient(g, dyg)
 
 
-@dispatch("gated_delta_rule", validate=_check_bwd, facts=_FACTS)
+@dispatch("gated_delta_rule", validate=_check_bwd, facts=_FACTS, differentiable=False)
 def gdn_gate_bwd(
     g: Tensor, A_log: Tensor, dt_bias: Tensor | None, dyg: Tensor
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -99,7 +99,7 @@ def _check_cumsum(g: Tensor, A_log: Tensor, chunk_size: int, dt_bias: Tensor | N
     check_chunk_cumsum(g, chunk_size, 3, cu_seqlens)
 
 
-@dispatch("gated_delta_rule", validate=_check_cumsum, facts=_FACTS)
+@dispatch("gated_delta_rule", validate=_check_cumsum, facts=_FACTS, differentiable=False)
 def gdn_gate_chunk_cumsum(
     g: Tensor,
     A_log: Tensor,

@@ -81,7 +81,7 @@ def fused_kda_gate(
     return KDAGateFunction.apply(g, A_log, dt_bias, lower_bound, output_dtype)
 
 
-@dispatch("kda", validate=_check, facts=_FACTS, outputs=gate_outputs)
+@dispatch("kda", validate=_check, facts=_FACTS, differentiable=False, outputs=gate_outputs)
 def kda_gate_fwd(
     g: Tensor,
     A_log: Tensor | None = None,
@@ -101,7 +101,7 @@ def _check_bwd(
     check_gate_gradient(g, dyg)
 
 
-@dispatch("kda", validate=_check_bwd, facts=_FACTS)
+@dispatch("kda", validate=_check_bwd, facts=_FACTS, differentiable=False)
 def kda_gate_bwd(
     g: Tensor,
     A_log: Tensor | None = None,
@@ -129,7 +129,7 @@ def _check_cumsum(
     check_chunk_cumsum(g, chunk_size, 4, cu_seqlens, use_graph)
 
 
-@dispatch("kda", validate=_check_cumsum, facts=_FACTS)
+@dispatch("kda", validate=_check_cumsum, facts=_FACTS, differentiable=False)
 def kda_gate_chunk_cumsum(
     g: Tensor,
     A_log: Tensor | None,
