@@ -207,7 +207,7 @@ class NoGraph(Right):
 
     backend_type = "no_graph"
     killers = ("backward-plain", "backward-T65")
-    says = "the gradient of q is missing"
+    says = "takes no part in autograd"
 
     def chunk_kda(self, **x: Any) -> Any:
         with torch.no_grad():
