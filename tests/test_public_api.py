@@ -24,7 +24,10 @@ HEADER = """\
 # Rewritten by `python tests/test_public_api.py`; tests/test_public_api.py fails when the list is wrong.
 """
 # Optional parameters that we take beyond 0.6.0 on purpose.
-EXTENSIONS = {"fla.backends:register": ("instance", "override")}
+EXTENSIONS = {
+    "fla.backends:register": ("instance", "override"),
+    "fla.ops.hgrn:chunk_hgrn": ("cu_seqlens",),
+}
 _NO_VALUE = object()
 
 

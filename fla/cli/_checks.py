@@ -90,6 +90,7 @@ OPS: dict[str, OpCase] = {
     "delta_rule": OpCase("chunk_delta_rule", "fused_recurrent_delta_rule", _NORM),
     "comba": OpCase("chunk_comba", "fused_recurrent_comba", _NORM, tensors=("initial_state", "beta")),
     "gdn2": OpCase("chunk_gdn2", "fused_recurrent_gdn2", _NORM),
+    "hgrn": OpCase("chunk_hgrn", "fused_recurrent_hgrn"),
     "gla": OpCase("chunk_gla", "fused_recurrent_gla", renamed={"g": "gk"}),
     "simple_gla": OpCase("chunk_simple_gla", "fused_recurrent_simple_gla", tensors=("initial_state", "g")),
     "retention": OpCase("chunk_retention", "fused_recurrent_retention"),

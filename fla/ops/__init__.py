@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         fused_recurrent_gdn,
     )
     from fla.ops.gla import chunk_gla, fused_chunk_gla, fused_recurrent_gla
+    from fla.ops.hgrn import fused_recurrent_hgrn
     from fla.ops.kda import chunk_kda, fused_recurrent_kda
     from fla.ops.lightning_attn import chunk_lightning_attn, fused_recurrent_lightning_attn
     from fla.ops.linear_attn import chunk_linear_attn, fused_chunk_linear_attn, fused_recurrent_linear_attn
@@ -48,6 +49,7 @@ _ROOMS: dict[str, tuple[str, ...]] = {
         "fused_chunk_gla",
         "fused_recurrent_gla",
     ),
+    "hgrn": ("fused_recurrent_hgrn",),
     "kda": (
         "chunk_kda",
         "fused_recurrent_kda",
@@ -99,7 +101,6 @@ _PLANNED: dict[str, tuple[str, ...]] = {
         "chunk_gsa",
         "fused_recurrent_gsa",
     ),
-    "hgrn": ("fused_recurrent_hgrn",),
     "log_linear_attn": ("chunk_log_linear_attn",),
     "mesa_net": ("chunk_mesa_net",),
     "momentum_delta_rule": (
@@ -155,6 +156,7 @@ __all__ = [
     "fused_recurrent_gated_delta_rule",
     "fused_recurrent_gdn",
     "fused_recurrent_gla",
+    "fused_recurrent_hgrn",
     "fused_recurrent_kda",
     "fused_recurrent_lightning_attn",
     "fused_recurrent_linear_attn",

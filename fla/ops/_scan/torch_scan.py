@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: MIT
+"""The elementwise recurrence ``h_t = exp(g_t) h_{t-1} + x_t`` in PyTorch, with gradients of everything.
+
+Only products of decays are formed, never quotients or differences of logarithms, so any gate is exact: minus infinity
+is an ordinary zero. Narrow inputs are cut into chunks that are scanned side by side: once for what each chunk adds to
+the state it starts from, then, with the states passed from chunk to chunk, for the result. Wide inputs fill a vector
+unit by themselves and are scanned as they are. Float32 arithmetic, float64 for float64 inputs.
+
+Source: Blelloch, "Prefix Sums and Their Applications" (1990), for first-order recurrences in two levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fla.ops._common.gates import compute_dtype, without_autocast
+from fla.ops._common.varlen import longest_sequence, plan_chunks
+
+__all__ = ["linear_scan"]
+
+CHUNK = 64
+# Numbers per token from which on one token at a time is faster than chunks side by side (2-core x86, torch 2.13).
+WIDE = 1 << 11
+
+
+def _pass(
+    total: Tensor, added: Tensor, state: Tensor, steps: Sequence[int], backward: bool = False
+) -> tuple[Tensor, Tensor]:
+    """``S = total * S + added`` from chunk to chunk: what each chunk ``[M, D]`` starts from, and the last ``[N, D]``;
+    from the last chunk to the first with ``backward``."""
+    starts, state = torch.empty_like(added), state.clone(memory_format=torch.contiguous_format)
+    parts: Any = zip(starts.split(steps), total.split(steps), added.split(steps), strict=True)
+    for start, factor, add in reversed(list(parts)) if backward else parts:
+        live = state[: start.shape[0]]
+        start.copy_(live)
+        torch.addcmul(add, factor, live, out=live)
+    return starts, state
+
+
+class _Scan(torch.autograd.Function):
+    """``(x [M, C, D], g [M, C, D], state [N, D], steps) -> (h [M, C, D], final [N, D])`` over chunks in step order."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, g: Tensor, state: Tensor, steps: Sequence[int]) -> tuple[Tensor, Tensor]:
+        a = g.exp()
+        C = x.shape[1]
+        total = None
+        starts = state
+        if len(steps) > 1:
+            total, added = a[:, 0].clone(), x[:, 0].clone()
+            for c in range(1, C):
+                total *= a[:, c]
+                torch.addcmul(x[:, c], a[:, c], added, out=added)
+            starts, final = _pass(total, added, state, steps)
+        h = torch.empty_like(x)
+        last = starts
+        for c in range(C):
+            last = torch.addcmul(x[:, c], a[:, c], last, out=h[:, c])
+        ctx.save_for_backward(a, h, starts, total)
+        ctx.steps = steps
+        return h, final if len(steps) > 1 else last.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    @without_autocast
+    def backward(ctx: Any, do: Tensor, d_final: Tensor) -> tuple[Tensor | None, ...]:
+        a, h, starts, total = ctx.saved_tensors
+        C = h.shape[1]
+        ends = d_final
+        if total is not None:
+            d_start = torch.zeros_like(starts)
+            for c in range(C - 1, -1, -1):
+                d_start.add_(do[:, c]).mul_(a[:, c])
+            ends, d_state = _pass(total, d_start, d_final, ctx.steps, backward=True)
+        dh = torch.empty_like(h)
+        carried = ends.clone(memory_format=torch.contiguous_format)
+        for c in range(C - 1, -1, -1):
+            torch.add(do[:, c], carried, out=dh[:, c])
+            torch.mul(a[:, c], dh[:, c], out=carried)
+        dg = a * dh
+        dg[:, 0] *= starts
+        dg[:, 1:] *= h[:, :-1]
+        return dh, dg, d_state if total is not None else carried, None
+
+
+def linear_scan(
+    x: Tensor,
+    g: Tensor,
+    initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Scan sequences, differentiably. Arguments are already validated.
+
+    Args:
+        x: ``[B, T, D]``.
+        g: log decay (natural) ``[B, T, D]``.
+        initial_state: ``[N, D]``; zeros if None.
+        cu_seqlens: offsets ``[N + 1]`` of packed sequences (``B = 1``).
+        cu_seqlens_cpu: their copy on the CPU.
+
+    Returns:
+        ``h [B, T, D]`` and the final states ``[N, D]``, float32 (float64 for float64 ``x``).
+    """
+    B, T, D = x.shape
+    dtype = compute_dtype(x.dtype)
+    chunk = max(1, T)
+    if cu_seqlens is not None or B * D < WIDE:
+        chunk = max(1, min(CHUNK, longest_sequence(T, cu_seqlens, cu_seqlens_cpu)))
+    plan = plan_chunks(B, T, chunk, x.device, cu_seqlens, cu_seqlens_cpu)
+    if initial_state is None:
+        state = x.new_zeros(plan.sequences, D, dtype=dtype)
+    else:
+        state = plan.sort_states(initial_state.to(dtype))
+    if not plan.steps:  # no tokens
+        h, final = x.to(dtype), state if initial_state is None else state.clone()
+    else:
+        h, final = _Scan.apply(plan.pack(x.to(dtype)), plan.pack(g.to(dtype)), state, plan.steps)
+        h = plan.unpack(h)
+    return h, plan.unsort_states(final)
