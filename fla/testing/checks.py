@@ -103,14 +103,6 @@ def _name(index: int) -> str:
     return ("output", "final state", "second state")[index] if index < 3 else f"result {index}"
 
 
-def tolerances(target: Target, dtype: str) -> tuple[float, float]:
-    """RMS error over RMS of the truth for results and for gradients."""
-    forward, backward = target.spec.tolerances[dtype]
-    if dtype == "float32" and target.device != "cpu":
-        return max(forward, 1e-4), max(backward, 1e-4)
-    return forward, backward
-
-
 def expected(target: Target, call: Call, results: list[Tensor]) -> Truth:
     """The truth for a call, kept: one backend after the other is compared with the same numbers."""
     dtypes = tuple(x.dtype for x in results)
@@ -128,18 +120,29 @@ def compare(target: Target, call: Call, returned: list[Any], grads: dict[str, Te
     results = [x for x in returned if x is not None]
     right = expected(target, call, results)
     dtype = call.request.dtype
-    forward, backward = tolerances(target, dtype)
+    forward, backward = target.tolerances[dtype]
     near = 1e-12 if dtype == "float64" else 1e-7
     assert len(results) == len(right.results), f"{len(right.results)} results are due, got {len(results)}"
+    wrong = []
+
+    def near_enough(name: str, want: Tensor, have: Tensor, tolerance: float) -> None:
+        try:
+            assert_close(name, want, have.detach(), tolerance, err_atol=near)
+        except AssertionError as error:
+            wrong.append(str(error))
+
     for index, (want, have) in enumerate(zip(right.results, results, strict=True)):
-        assert_close(_name(index), want, have.detach(), forward, err_atol=near)
-    for name, have in (grads or {}).items():
+        near_enough(_name(index), want, have, forward)
+    for name, grad in (grads or {}).items():
         given = call.tensors[name]
-        if have is None:  # autograd's word for zero
-            assert not right.grads[name].any(), f"the gradient of {name} is missing"
-            continue
-        assert have.dtype == given.dtype, f"the gradient of {name} must be {given.dtype}, got {have.dtype}"
-        assert_close(f"gradient of {name}", right.grads[name], have, backward, err_atol=near)
+        if grad is None:  # autograd's word for zero
+            if right.grads[name].any():
+                wrong.append(f"the gradient of {name} is missing")
+        elif grad.dtype != given.dtype:
+            wrong.append(f"the gradient of {name} must be {given.dtype}, got {grad.dtype}")
+        else:
+            near_enough(f"gradient of {name}", right.grads[name], grad, backward)
+    assert not wrong, "\n".join(wrong)
 
 
 def gradients(call: Call, returned: list[Any]) -> dict[str, Tensor | None]:
@@ -208,11 +211,15 @@ def check_poisoned(target: Target, request: Request) -> int:
 
 
 def check_kept(target: Target, request: Request) -> int:
-    """Inputs are as they were, bit by bit, and results are memory of their own."""
+    """Inputs and torch's modes are as they were, bit by bit, and results are memory of their own."""
     call = target.draw(request)
     before = {name: x.detach().clone() for name, x in call.tensors.items()}
     offsets = None if call.offsets is None else call.offsets.clone()
-    returned, _ = run(target, call)
+    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(torch.is_grad_enabled()):
+        modes = _modes(target.device)
+        returned, _ = run(target, call)
+        changed = [name for name, value in _modes(target.device).items() if not _equal(value, modes[name])]
+    assert not changed, f"the call changed {', '.join(changed)}"
     for name, x in call.tensors.items():
         assert _same(x, before[name]), f"{name} was changed"
     assert offsets is None or torch.equal(offsets, call.offsets), "cu_seqlens was changed"  # type: ignore[arg-type]
@@ -222,6 +229,25 @@ def check_kept(target: Target, request: Request) -> int:
             owner = mine.setdefault(x.untyped_storage().data_ptr(), _name(index))
             assert owner == _name(index), f"the {_name(index)} lies in the memory of {owner}"
     return 1
+
+
+def _modes(device: str) -> dict[str, Any]:
+    """What belongs to the caller."""
+    found: dict[str, Any] = {
+        "grad mode": torch.is_grad_enabled(),
+        "the default dtype": torch.get_default_dtype(),
+        "deterministic mode": torch.are_deterministic_algorithms_enabled(),
+        "the state of random numbers": torch.get_rng_state(),
+    }
+    if device.startswith("cuda"):
+        found["the current device"] = torch.cuda.current_device()
+        found["the current stream"] = torch.cuda.current_stream().cuda_stream
+        found["the state of random numbers on the GPU"] = torch.cuda.get_rng_state(device)
+    return found
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return torch.equal(a, b) if isinstance(a, Tensor) else a == b
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:

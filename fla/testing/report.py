@@ -14,8 +14,20 @@ Row = dict[str, Any]
 _REASONS_SHOWN = 8
 
 
-def row(backend: str, function: str, case: str, device: str, outcome: str, reason: str = "", calls: int = 0) -> Row:
-    """One case's outcome: ``ran``, ``refused``, ``failed`` or ``skipped``."""
+def row(
+    backend: str,
+    function: str,
+    case: str,
+    device: str,
+    outcome: str,
+    reason: str = "",
+    calls: int = 0,
+    stated: Any = None,
+) -> Row:
+    """One case's outcome: ``ran``, ``refused``, ``failed`` or ``skipped``.
+
+    ``stated`` are tolerances of the backend's own by dtype.
+    """
     return {
         "backend": backend,
         "function": function,
@@ -24,6 +36,7 @@ def row(backend: str, function: str, case: str, device: str, outcome: str, reaso
         "outcome": outcome,
         "reason": reason,
         "calls": calls,
+        "stated_tolerances": stated or {},
     }
 
 
@@ -55,6 +68,8 @@ def summary(rows: Sequence[Row], *, verbose: bool = False) -> list[str]:
         lines.append(f"{backend}: {_text(_counts(mine))}")
         for (function, device), part in _grouped(mine, "function", "device").items():
             lines.append(f"  {function} on {device}: {_text(_counts(part))}")
+        for dtype, limits in mine[0]["stated_tolerances"].items():
+            lines.append(f"  states its own accuracy for {dtype}: results within {limits[0]}, gradients {limits[1]}")
         for (reason,), part in _grouped([r for r in mine if r["outcome"] == "skipped"], "reason").items():
             lines.append(f"  skipped {len(part)}x: {reason}")
         refused = _grouped([r for r in mine if r["outcome"] == "refused"], "reason")

@@ -90,7 +90,8 @@ class BackendConformance:
             raise
         finally:
             target = fla_case.target
-            entry = row(target.backend, str(target.spec), fla_case.name, target.device, outcome, reason, calls)
+            stated = target.stated_tolerances
+            entry = row(target.backend, str(target.spec), fla_case.name, target.device, outcome, reason, calls, stated)
             request.node.user_properties.append((PROPERTY, json.dumps(entry)))
 
 

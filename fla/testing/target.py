@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,10 @@ CORE = ("triton", "torch")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 #: Head dimensions tried where a backend names none. Unequal ones tell the two state layouts apart.
 HEAD_DIMS = ((32, 16), (64, 128), (32, 32), (64, 64), (128, 128), (16, 16), (256, 256))
+
+
+#: (B, T) tried, for backends that take whole chunks or one sequence only.
+SHAPES = ((2, 70), (2, 128), (1, 70), (1, 128))
 
 
 class Unavailable(Exception):
@@ -67,6 +72,29 @@ class Target:
         found = BackendRegistry(self.op.key).backends
         return next((b for b in found if b.backend_type == self.backend), None)
 
+    @cached_property
+    def tolerances(self) -> dict[str, tuple[float, float]]:
+        """RMS error over RMS of the truth by dtype, for results and gradients.
+
+        A backend may state lower accuracy in its attribute ``testing_tolerances``, up to twice the op's tolerance; the
+        tally repeats what it states.
+        """
+        found = dict(self.spec.tolerances)
+        if self.device != "cpu":
+            found["float32"] = (max(found["float32"][0], 1e-4), max(found["float32"][1], 1e-4))
+        for dtype, (forward, backward) in self.stated_tolerances.items():
+            most = tuple(2 * limit for limit in found[dtype])
+            if forward > most[0] or backward > most[1]:
+                raise AssertionError(
+                    f"{self.backend} states tolerances {(forward, backward)} for {dtype}; the kit allows {most} at most"
+                )
+            found[dtype] = (forward, backward)
+        return found
+
+    @cached_property
+    def stated_tolerances(self) -> dict[str, tuple[float, float]]:
+        return dict(getattr(self.instance, "testing_tolerances", None) or {})
+
     @contextmanager
     def pinned(self) -> Iterator[None]:
         with use_backend(self.backend, strict=True):
@@ -92,7 +120,12 @@ class Target:
 
     def check_available(self) -> None:
         """Raise :class:`Unavailable` where packages, a switch, a probe or the hardware keep the backend out."""
-        if self.backend in CORE:
+        kind = torch.device(self.device).type
+        if self.backend == "torch":
+            return
+        if self.backend == "triton":
+            if not devices.has_triton_driver(kind) and not (kind == "cpu" and devices.triton_interprets()):
+                raise Unavailable(f"no Triton driver for {kind}")
             return
         if self.instance is None:
             raise NotRegistered(f"{self.backend} is not registered for {self.spec.operation}")
@@ -117,20 +150,26 @@ class Target:
         if stated is not None and not known:
             known = list(DTYPES)
         refusals: dict[str, str] = {}
-        for K, V in dims:
-            for dtype in known:
-                for variant in self.spec.variants:
-                    request = Request(variant.name, dtype, K=K, V=V, initial=None, final=False)
-                    verdict = self.verdict(self.draw(request))
-                    if verdict.accepted:
-                        return Accepted(replace(request, initial="float32", final=True), capability)
-                    refusals.setdefault(f"{variant.name}, {dtype}, K={K}, V={V}", str(verdict))
+        for (B, T), (K, V), dtype, variant in itertools.product(SHAPES, dims, known, self.spec.variants):
+            request = Request(variant.name, dtype, B=B, T=T, K=K, V=V, initial=None, final=False)
+            verdict = self.verdict(self.draw(request))
+            if verdict.accepted:
+                return Accepted(self._with_states(request), capability)
+            refusals.setdefault(f"{variant.name}, {dtype}, B={B}, T={T}, K={K}, V={V}", str(verdict))
         return Accepted(None, capability, refusals)
+
+    def _with_states(self, request: Request) -> Request:
+        """The request with as many states as the backend takes, so that as much as possible is tested with them."""
+        for initial, final in (("float32", True), (None, True), ("float32", False)):
+            asked = replace(request, initial=initial, final=final)
+            if self.verdict(self.draw(asked)).accepted:
+                return asked
+        return request
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """The simplest call that a backend takes, with states added; None: it takes no form of the op at all."""
+    """The simplest call that a backend takes, with states where it takes them; None: it takes no form of the op."""
 
     base: Request | None
     capability: Any

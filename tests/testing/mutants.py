@@ -67,6 +67,35 @@ class RightFused(Right):
         return (False, f"{missing[0]} must be True") if missing else (True, None)
 
 
+class RightPair(Right):
+    """Right, with a forward and a backward of its own for compiled training."""
+
+    backend_type = "right_pair"
+
+    def chunk_kda_fwd(self, **x: Any) -> Any:
+        return core(**x), ()
+
+    def chunk_kda_bwd(self, args: Any, saved: Any, grads: Any, needed: Any) -> list[Tensor | None]:
+        fresh = [x.detach().requires_grad_(x.is_floating_point()) if isinstance(x, Tensor) else x for x in args]
+        with torch.enable_grad():
+            results = [x for x in chunk_kda.op.body(*fresh) if x is not None]
+        leaves = [x for x in fresh if isinstance(x, Tensor)]
+        wanted = [x for x, need in zip(leaves, needed, strict=True) if need]
+        found = iter(torch.autograd.grad(results, wanted, grads, allow_unused=True))
+        return [next(found) if need else None for need in needed]
+
+
+class ShuffledPair(RightPair):
+    """Its backward mixes up q and k."""
+
+    backend_type = "shuffled_pair"
+    killers = ("backward-pair",)
+
+    def chunk_kda_bwd(self, args: Any, saved: Any, grads: Any, needed: Any) -> list[Tensor | None]:
+        dq, dk, *rest = super().chunk_kda_bwd(args, saved, grads, needed)
+        return [dk, dq, *rest]
+
+
 class WrongScale(Right):
     """Takes the default scale from the value dimension."""
 
@@ -626,9 +655,71 @@ class InferenceOnlyState(Right):
         return o.requires_grad_() if not o.requires_grad and not o.is_inference() else o, state
 
 
+class GateOfFirstHead(Right):
+    """Uses one rate of decay for all heads in the gate that it computes."""
+
+    backend_type = "gate_of_first_head"
+    killers = ("forward-gate-float32", "backward-gate")
+
+    def chunk_kda(self, **x: Any) -> Any:
+        if x["A_log"] is not None:
+            x["A_log"] = x["A_log"][:1].expand_as(x["A_log"])
+        return core(**x)
+
+
+class GateInBfloat16(Right):
+    """Rounds gates that come in float32."""
+
+    backend_type = "gate_in_bfloat16"
+    killers = ("forward-plain-float32",)
+
+    def chunk_kda(self, **x: Any) -> Any:
+        return core(**{**x, "g": x["g"].bfloat16()})
+
+
+class StateGradientTransposed(Right):
+    """The gradient of a V-first initial state is K-first."""
+
+    backend_type = "state_gradient_transposed"
+    capability = Capability(head_dims=((32, 32),))
+    killers = ("backward-v_first",)
+
+    def chunk_kda(self, **x: Any) -> Any:
+        state = x["initial_state"]
+        if state is not None and x["state_v_first"]:
+            # The right value, the gradient of its transpose.
+            x["initial_state"] = state.detach() + (state.mT - state.mT.detach())
+        return core(**x)
+
+
+class LeavesModesOn(Right):
+    """Leaves grad mode off behind it."""
+
+    backend_type = "leaves_modes_on"
+    killers = ("inputs_kept", "backward-inputs_kept")
+    says = "grad mode"
+
+    def chunk_kda(self, **x: Any) -> Any:
+        result = core(**x)
+        torch.set_grad_enabled(False)
+        return result
+
+
+class SeedsGenerator(Right):
+    """Sets the seed of the caller's random numbers."""
+
+    backend_type = "seeds_generator"
+    killers = ("inputs_kept",)
+    says = "random"
+
+    def chunk_kda(self, **x: Any) -> Any:
+        torch.manual_seed(0)
+        return core(**x)
+
+
 def _all(base: type[Right]) -> list[type[Right]]:
     return [found for child in base.__subclasses__() for found in (child, *_all(child))]
 
 
-RIGHT: tuple[type[Right], ...] = (Right, RightForwardOnly, RightFused)
+RIGHT: tuple[type[Right], ...] = (Right, RightForwardOnly, RightFused, RightPair)
 MUTANTS: tuple[type[Right], ...] = tuple(m for m in _all(Right) if m not in RIGHT)
