@@ -129,8 +129,9 @@ class ChunkPlan:
 
 @functools.lru_cache(maxsize=16)
 def _packed_plan(offsets: tuple[int, ...], T: int, chunk: int, device: torch.device) -> ChunkPlan:
-    # An ordinary tensor even when first asked for in inference mode: the plan is kept for later calls.
-    with torch.inference_mode(False), torch.no_grad():
+    # An ordinary tensor even when first asked for in inference mode: the plan is kept for later calls. Made on the CPU
+    # whatever the default device is, as its sizes are read.
+    with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
         bounds = torch.tensor(offsets, dtype=torch.int64)
         start, length = bounds[:-1], bounds[1:] - bounds[:-1]
         counts = (length + (chunk - 1)) // chunk

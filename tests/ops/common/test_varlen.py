@@ -10,9 +10,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fla.ops._common import varlen
 from fla.ops._common.varlen import host_offsets, longest_sequence, plan_chunks
 
 CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_default_device_does_not_matter(device) -> None:
+    cu = torch.tensor([0, 3, 8])
+    varlen._packed_plan.cache_clear()
+    with torch.device(device):
+        plan = plan_chunks(1, 8, 4, CPU, cu)
+    assert torch.equal(plan.unpack(plan.pack(cu.new_ones(1, 8))), cu.new_ones(1, 8))
 
 
 def plan_of(lengths, chunk, uncovered=0):

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import math
 
 import pytest
 import torch
@@ -162,3 +164,11 @@ def test_inverses_of_unit_triangular_chunks(C: int, offsets) -> None:
         assert not got[0, a:b, :, b - a :].any()
     with pytest.raises(AssertionError, match="16, 32 or 64"):
         utils.solve_tril(torch.randn(1, 8, 1, 8))
+
+
+def test_constants_do_not_depend_on_the_default_device() -> None:
+    from fla.ops.utils import constant
+
+    with torch.device("meta"):  # as models are built before their weights are loaded
+        importlib.reload(constant)
+    assert constant.RCP_LN2 == torch.tensor(1 / math.log(2), dtype=torch.float32).item()
