@@ -72,15 +72,23 @@ def host_offsets(cu_seqlens: Tensor | None) -> Tensor | None:
 
 def check_padding_mask(attention_mask: Tensor | None) -> None:
     """Raise unless the mask is a padding mask ``[B, S]``."""
-    if attention_mask is not None and attention_mask.dim() != 2:
+    if attention_mask is None:
+        return
+    if not isinstance(attention_mask, Tensor):
+        raise ArgumentError(f"`attention_mask` must be a tensor [B, S], got {type(attention_mask).__name__}.")
+    if attention_mask.dim() != 2:
         raise ArgumentError(
             "`attention_mask` must be a padding mask [B, S] of zeros and ones; masks of attention scores "
             f"([B, T, S] and the like) are not supported, got {list(attention_mask.shape)}."
         )
 
 
-def _unpadding(attention_mask: Tensor, q_len: int) -> _Unpadding:
+def _unpadding(attention_mask: Tensor, q_len: int, batch: int | None = None) -> _Unpadding:
     check_padding_mask(attention_mask)
+    if batch is not None and attention_mask.shape[0] != batch:
+        raise ArgumentError(
+            f"`attention_mask` must have a row for each of the {batch} sequences, got {list(attention_mask.shape)}."
+        )
     if attention_mask.shape[1] < q_len:
         raise ArgumentError(
             f"`attention_mask` must cover past and present tokens, at least {q_len} columns, "
@@ -116,9 +124,11 @@ def unpad_hidden_states(
 
     Given ``cu_seqlens`` win: the mask is ignored then. With neither, the input comes back as it is.
     """
+    if cu_seqlens is not None and not isinstance(cu_seqlens, Tensor):
+        raise ArgumentError(f"`cu_seqlens` must be a tensor [N + 1], got {type(cu_seqlens).__name__}.")
     if cu_seqlens is not None or attention_mask is None:
         return hidden_states, None, cu_seqlens
-    indices, cu_seqlens = get_unpad_indices_and_cu(attention_mask, q_len)
+    indices, cu_seqlens, _ = _unpadding(attention_mask, q_len, hidden_states.shape[0])
     return index_first_axis(hidden_states.flatten(0, 1), indices)[None], indices, cu_seqlens
 
 
@@ -152,7 +162,7 @@ def unpad_input(
         NotImplementedError: another ``q_len``.
     """
     B, S = states[0].shape[:2]
-    keys = _unpadding(attention_mask, S)
+    keys = _unpadding(attention_mask, S, B)
     many = isinstance(q, tuple)
     queries = q if isinstance(q, tuple) else (q,)
     if q_len == S:

@@ -14,16 +14,17 @@ from fla.models._compat import (
     CACHE_FIELD,
     BaseModelOutputWithPast,
     CausalLMOutputWithPast,
-    HFCache,
     PreTrainedModel,
     checkpointing_layer,
     tied_weights,
 )
 from fla.models.attention_config import get_attention_spec
-from fla.models.cache_utils import Cache, FLACache
 from fla.models.family import Family, load
-from fla.models.generation_utils import renamed_keyword, resolve_cache
+from fla.models.generation_utils import own_cache, renamed_keyword, resolve_cache
 from fla.models.loss import language_model_loss
+from fla.modules._plain import is_plain_linear
+from fla.modules.fused_cross_entropy import FusedCrossEntropyLoss
+from fla.modules.fused_linear_cross_entropy import FusedLinearCrossEntropyLoss
 from fla.modules.mlp import GatedMLP
 from fla.modules.norm import RMSNorm
 
@@ -164,25 +165,6 @@ class FLAPreTrainedModel(PreTrainedModel):
         base.embeddings = value
 
 
-def own_cache(past_key_values: Any) -> FLACache:
-    """A cache of this package from what the caller passed.
-
-    Raises:
-        TypeError: a cache of transformers that holds states already.
-    """
-    if isinstance(past_key_values, FLACache):
-        return past_key_values
-    if isinstance(past_key_values, HFCache):
-        # generate of some versions passes a fresh cache of its own, which could not hold recurrent states.
-        if past_key_values.get_seq_length() == 0:
-            return Cache()
-        raise TypeError(
-            f"`past_key_values` must be a fla.models.utils.Cache; the states of a {type(past_key_values).__name__} "
-            "cannot be used."
-        )
-    return Cache.from_legacy_cache(past_key_values)
-
-
 class DecoderModel(FLAPreTrainedModel):
     """The stack of blocks."""
 
@@ -241,6 +223,8 @@ class DecoderModel(FLAPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Give exactly one of `input_ids` and `inputs_embeds`.")
         if inputs_embeds is None:
+            if input_ids.dim() != 2:  # type: ignore[union-attr]
+                raise ValueError(f"`input_ids` must have shape [B, T], got {list(input_ids.shape)}.")  # type: ignore[union-attr]
             inputs_embeds = self.embeddings(input_ids)
         if self.gradient_checkpointing and training and torch.is_grad_enabled():
             # A block that runs twice would update the cache twice.
@@ -284,8 +268,9 @@ def _warn_once(message: str) -> None:
 class CausalLM(FLAPreTrainedModel):
     """A base model with a language model head.
 
-    ``criterion`` may be set to a loss module that is called ``(logits, labels)`` or, when it is a
-    ``FusedLinearCrossEntropyLoss``, ``(hidden_states, labels, weight, bias)``.
+    ``criterion`` may be set to a loss module. A loss of torch or a ``FusedCrossEntropyLoss`` is called
+    ``(logits, labels)``; a ``FusedLinearCrossEntropyLoss``, or a class of your own where the configuration asks for the
+    linear loss, ``(hidden_states, labels, weight, bias)``.
     """
 
     def __init__(self, config: Any) -> None:
@@ -388,9 +373,15 @@ class CausalLM(FLAPreTrainedModel):
         )
 
     def _uses_linear_loss(self) -> bool:
+        if isinstance(self.criterion, FusedLinearCrossEntropyLoss):
+            return True
+        if isinstance(self.criterion, (FusedCrossEntropyLoss, nn.modules.loss._Loss)):
+            return False
         training = self.training
         flag = self.family.linear_loss
-        return bool(getattr(self.config, flag, False)) and (training or flag != "fuse_cross_entropy")
+        asked = bool(getattr(self.config, flag, False)) and (training or flag != "fuse_cross_entropy")
+        # A head that is more than its weight (an adapter, say) has to be called.
+        return asked and (self.criterion is not None or is_plain_linear(self.lm_head))
 
 
 def _kept_positions(hidden_states: Tensor, keep: int | Tensor | None) -> Tensor:
@@ -398,4 +389,6 @@ def _kept_positions(hidden_states: Tensor, keep: int | Tensor | None) -> Tensor:
         return hidden_states
     if isinstance(keep, Tensor):
         return hidden_states[:, keep]
+    if keep < 0:
+        raise ValueError(f"`logits_to_keep` must not be negative, got {keep}.")
     return hidden_states[:, -keep:] if keep else hidden_states

@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import StaticCache
 
-from fla.models._compat import CACHE_FIELD, GenerationMixin, parameters_of
+from fla.models._compat import CACHE_FIELD, GenerationMixin, HFCache, parameters_of
+from fla.models.cache_utils import Cache, FLACache
 
-__all__ = ["FLAGenerationMixin", "FLAUnsupportedCacheGenerationMixin", "renamed_keyword", "resolve_cache"]
+__all__ = ["FLAGenerationMixin", "FLAUnsupportedCacheGenerationMixin", "own_cache", "renamed_keyword", "resolve_cache"]
 
 
 def resolve_cache(past_key_values: Any, kwargs: dict[str, Any]) -> Any:
@@ -28,6 +30,28 @@ def resolve_cache(past_key_values: Any, kwargs: dict[str, Any]) -> Any:
     if past_key_values is not None:
         raise ValueError("`past_key_values` and `cache` are two names of one argument; give one of them.")
     return cache
+
+
+def own_cache(past_key_values: Any) -> FLACache:
+    """A cache of this package from what the caller passed.
+
+    Raises:
+        TypeError: a cache of transformers that is static or holds states already.
+    """
+    if isinstance(past_key_values, FLACache):
+        return past_key_values
+    if not isinstance(past_key_values, HFCache):
+        return Cache.from_legacy_cache(past_key_values)
+    kind = type(past_key_values).__name__
+    if isinstance(past_key_values, StaticCache):
+        raise TypeError(
+            f"`past_key_values` must be a fla.models.utils.Cache; a {kind} holds keys and values, of which there are "
+            "none here. The recurrent state has a fixed size anyway."
+        )
+    # generate of some versions passes a fresh cache of its own, which could not hold recurrent states.
+    if past_key_values.get_seq_length() == 0:
+        return Cache()
+    raise TypeError(f"`past_key_values` must be a fla.models.utils.Cache; the states of a {kind} cannot be used.")
 
 
 def renamed_keyword(kwargs: dict[str, Any], old: str, new: str, value: Any, unset: Any) -> Any:
@@ -82,7 +106,7 @@ class FLAGenerationMixin(GenerationMixin):
         """As in transformers. The cache may be given as ``past_key_values`` or ``cache``, whatever the version."""
         cache = resolve_cache(kwargs.pop("past_key_values", None), kwargs)
         if cache is not None:
-            kwargs[CACHE_FIELD] = cache
+            kwargs[CACHE_FIELD] = own_cache(cache)
         return super().generate(*args, **kwargs)
 
     def prepare_inputs_for_generation(

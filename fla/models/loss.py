@@ -75,6 +75,11 @@ def language_model_loss(
         assert labels is not None
         shift_labels = shift(labels.to(hidden_states.device), ignore_index)
     targets = shift_labels.to(hidden_states.device)
+    if targets.shape != hidden_states.shape[:-1]:
+        name = "shift_labels" if labels is None else "labels"
+        raise ValueError(
+            f"`{name}` must have the shape of the inputs, {list(hidden_states.shape[:-1])}, got {list(targets.shape)}."
+        )
     if logits is None:
         loss = loss_of(hidden_states, targets, head.weight, head.bias)
     else:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fla.modules._plain import is_plain_linear
 from fla.modules.activations import powglu, powglu_linear, swiglu, swiglu_linear
 from fla.ops._common.checks import check_choice
 
@@ -29,7 +30,8 @@ class GatedMLP(nn.Module):
         hidden_ratio: width of the inner layer over ``hidden_size`` before the 2/3 of a gated unit; 4 when None.
         intermediate_size: inner width; when None, ``2/3 * hidden_size * hidden_ratio`` rounded up to a multiple of 256.
         hidden_act: ``"swish"`` or ``"powlu"``.
-        fuse_swiglu: compute the product inside the down projection.
+        fuse_swiglu: compute the product inside the down projection, as long as that is a plain ``nn.Linear`` without
+            hooks (an adapter in its place is called as a module).
         powglu_power: exponent of the ``"powlu"`` gate.
     """
 
@@ -63,11 +65,12 @@ class GatedMLP(nn.Module):
     def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
         """``[..., D] -> [..., D]``. Unknown keywords are ignored: blocks pass the keywords of the mixer on."""
         gate, y = self.gate_proj(x), self.up_proj(x)
+        fuse = self.fuse_swiglu and is_plain_linear(self.down_proj)
         if self.hidden_act == "powlu":
-            if self.fuse_swiglu:
+            if fuse:
                 return powglu_linear(gate, y, self.down_proj.weight, self.down_proj.bias, self.powglu_power)
             return self.down_proj(powglu(gate, y, self.powglu_power))
-        if self.fuse_swiglu:
+        if fuse:
             return self.swiglu_linear(gate, y, self.down_proj.weight, self.down_proj.bias)
         return self.down_proj(swiglu(gate, y))
 

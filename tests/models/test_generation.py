@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, StaticCache
 
 from fla.models import KDAConfig, KDAForCausalLM
 from fla.models.generation_utils import FLAGenerationMixin, FLAUnsupportedCacheGenerationMixin
@@ -169,6 +169,11 @@ def test_foreign_caches(model: Any):
     used.update(torch.ones(1, 1, 3, 2), torch.ones(1, 1, 3, 2), 0)
     with pytest.raises(TypeError, match="DynamicCache"):
         model(x, past_key_values=used)
+    static = object.__new__(StaticCache)  # its constructor differs between versions
+    with pytest.raises(TypeError, match="StaticCache holds keys and values"):
+        model(x, past_key_values=static)
+    with pytest.raises(TypeError, match="StaticCache holds keys and values"):
+        model.generate(x, past_key_values=static, max_new_tokens=2)
     old = LegacyFLACache()
     model(x[:, :5], past_key_values=old, use_cache=True)
     assert old.get_seq_length() == 5
