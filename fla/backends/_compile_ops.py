@@ -169,8 +169,8 @@ _HOLE = _Hole()
 
 def _derivative(entry: Entry) -> Callable[..., Any]:
     def derivative(ctx: Any, grads: Sequence[torch.Tensor | None]) -> Any:
-        tensors = list(ctx.saved_tensors[: ctx.inputs])
-        saved = list(ctx.saved_tensors[ctx.inputs :])
+        stored = ctx.saved_tensors  # once: checkpointing unpacks them a single time
+        tensors, saved = list(stored[: ctx.inputs]), list(stored[ctx.inputs :])
         queue = iter(tensors)
         slots: list[Any] = []
         needed: list[bool] = []
