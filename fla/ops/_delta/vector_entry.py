@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fla.ops._delta.autograd import on_device
 from fla.ops._delta.vector_autograd import VectorCall, VectorDelta, Work
+from fla.ops._delta.vector_covers import bounded_gate
 
 
 def _chunk_states(work: Work, states: Tensor, chunk_size: int, cu_seqlens_cpu: Tensor | None, v_first: bool) -> Tensor:
@@ -74,7 +75,7 @@ def chunk_kda(
         lower=lower,
         beta=(2 if allow_neg_eigval else 1) if use_beta_sigmoid_in_kernel else 0,
         norm=use_qk_l2norm_in_kernel,
-        exact=not (safe_gate if gate == 0 else gate == 2 and -5.0 <= lower < 0.0),
+        exact=not bounded_gate(use_gate_in_kernel, safe_gate, lower_bound),
         v_first=state_v_first,
         uncovered=use_graph,
         keep=disable_recompute,

@@ -90,7 +90,9 @@ def plan(
     # Few sequences and heads: more, smaller programs; otherwise the states' gradients want the widest rows that fit.
     few = sequences * heads * (vp // min(vp, 64)) <= chip.sms
     bv_bwd = min(vp, (64 if wide or few else 128) if tma else 32)
-    gkb = min(kp, 64)
+    # 32 rows keep the exact form on the warp-wide matrix instructions. With 64, ptxas 12.8 (triton 3.6) makes the
+    # descriptor of a shared-memory operand of its levels from the wrong register: wrong gradients, or a fault.
+    gkb = min(kp, 32 if half and exact else 64)
     vb = min(vp, 128 if half else 32)
     programs = sequences * heads * (vp // bv)
     segments = 1

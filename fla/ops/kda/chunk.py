@@ -14,6 +14,7 @@ from fla.ops._delta.rows import KDA
 from fla.ops._delta.torch_chunk import chunk_delta, fitting_chunk
 from fla.ops._delta.torch_inputs import activate
 from fla.ops._delta.validate import check_graph, check_intermediate_states
+from fla.ops._delta.vector_covers import covers_chunk_kda
 
 
 def _check(values: Values, sizes: Sizes) -> None:
@@ -33,6 +34,8 @@ def _check(values: Values, sizes: Sizes) -> None:
     outputs=chunk_outputs,
     renamed=STATE_LAYOUT,
     removed=HEAD_FIRST,
+    triton="fla.ops._delta.vector_entry:chunk_kda",
+    triton_verifier=covers_chunk_kda,
 )
 def chunk_kda(
     q: Tensor,

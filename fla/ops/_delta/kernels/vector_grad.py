@@ -138,8 +138,6 @@ def level_terms(
 
     Returns the gradients of q, of k read, of k written and of the decay.
     """
-    # All three go to shared memory before the first product, so that one fence and one barrier cover them: with
-    # products in between, triton 3.6 orders fence and barrier such that tensor cores can read what was there before.
     pairs = level_pairs(16 >> lv, 32)
     Al = tl.where(pairs, A, 0.0).to(SD)
     Fl = tl.where(pairs, F, 0.0).to(SD)
