@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from fla.ops._common.policy import Chip, Launch, pow2
@@ -48,6 +49,7 @@ class VectorPlan:
     merge: Launch
 
 
+@functools.lru_cache(maxsize=512)
 def plan(
     chip: Chip,
     dtype: str,

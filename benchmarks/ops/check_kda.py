@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: MIT
+"""Check and time the vector-decay kernels (chunk_kda) on a GPU.
+
+``check_kda.py check [CASE ...]``: every case, each in a process of its own; ``check_kda.py time [SHAPE ...]``. Times are medians of 11 with the L2 flushed between calls.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.join(HERE, "../..")]
+
+from vector_reference import Inputs, make_inputs, ratio, with_gradients  # noqa: E402
+
+from fla.ops._delta.vector_entry import chunk_kda  # noqa: E402
+
+BF, HF, F32 = torch.bfloat16, torch.float16, torch.float32
+RAW: dict[str, Any] = {"gate": "raw", "raw_beta": True}
+
+# name -> (inputs, settings of the call)
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "bounded": ({"T": 512, "H": 4}, {"safe": True}),
+    "bounded fp16": ({"T": 512, "H": 4, "dtype": HF}, {"safe": True}),
+    "bounded, many heads": ({"T": 192, "H": 70, "B": 2}, {"safe": True}),
+    "gate, states, V first": (
+        {**RAW, "T": 256, "H": 4, "sequences": 1, "v_first": True},
+        {"lower": -5.0, "sigmoid": 2.0, "v_first": True},
+    ),
+    "bound -3, no rate": ({**RAW, "T": 200, "H": 2, "V": 64, "A": False, "raw_beta": False}, {"lower": -3.0}),
+    "bound -8": ({**RAW, "T": 200, "H": 4, "bias": False, "raw_beta": False}, {"lower": -8.0}),
+    "softplus": ({**RAW, "T": 300, "H": 4}, {"sigmoid": 1.0}),
+    "exact, ragged": ({"T": 300, "B": 2, "H": 2}, {}),
+    "exact, -1000, fp16": ({"T": 300, "H": 4, "gate": "extreme", "dtype": HF, "g_dtype": F32}, {}),
+    "exact, -1000, kept": ({"T": 300, "H": 4, "gate": "extreme", "sequences": 1}, {"keep": True}),
+    "exact, D64, fp16": ({"T": 512, "H": 4, "K": 64, "dtype": HF}, {}),
+    "exact, D256, fp16": ({"T": 130, "H": 2, "K": 256, "dtype": HF}, {}),
+    "exact, K60 V100, fp16": ({"T": 500, "B": 2, "H": 3, "K": 60, "V": 100, "dtype": HF, "sequences": 2}, {}),
+    "K100 V60": ({"T": 300, "H": 4, "K": 100, "V": 60, "sequences": 1}, {"safe": True}),
+    "K153 V77": ({"T": 130, "H": 1, "K": 153, "V": 77}, {"safe": True}),
+    "K16 V24": ({"T": 200, "H": 4, "K": 16, "V": 24}, {"safe": True}),
+    "K64 V256": ({"T": 200, "H": 2, "K": 64, "V": 256}, {"safe": True}),
+    "D256": ({"T": 192, "H": 2, "K": 256, "sequences": 1}, {"safe": True}),
+    "grouped values, D64": ({"T": 300, "H": 2, "HV": 4, "K": 64, "sequences": 1}, {"safe": True}),
+    "varlen": ({"T": 512, "H": 4, "sequences": 6}, {"safe": True, "cu": [0, 15, 15, 100, 300, 300, 512]}),
+    "varlen softplus fp16": (
+        {**RAW, "T": 300, "H": 4, "dtype": HF, "sequences": 3, "v_first": True},
+        {"sigmoid": 1.0, "cu": [0, 15, 100, 300], "v_first": True},
+    ),
+    "gates at the bound": ({"T": 256, "H": 4, "gate": "bound"}, {"safe": True}),
+    "weak decay": ({"T": 512, "H": 4, "gate": "weak"}, {"safe": True}),
+    "tiny gradients": ({"T": 256, "H": 4}, {"safe": True, "scale_do": 1e-7}),
+    "keys normed before": ({"T": 300, "H": 4, "normed": True}, {"safe": True, "norm": False}),
+    "kept states": ({"T": 512, "H": 4, "sequences": 1}, {"safe": True, "keep": True}),
+    "time split": ({**RAW, "T": 8192, "H": 1, "sequences": 1}, {"lower": -5.0, "sigmoid": 1.0}),
+    "fp32, exact, D64": ({"T": 200, "H": 4, "K": 64, "dtype": F32, "sequences": 1}, {}),
+    "fp32, bounded": ({"T": 256, "H": 4, "dtype": F32}, {"safe": True}),
+    "fp32, D256": ({"T": 130, "H": 1, "K": 256, "dtype": F32}, {"safe": True}),
+}
+# B, T, H, D, further inputs and settings
+SHAPES: dict[str, tuple[int, int, int, int, dict[str, Any], dict[str, Any]]] = {
+    "L": (1, 8192, 96, 128, {}, {"safe": True}),
+    "L gate in kernel": (1, 8192, 96, 128, RAW, {"lower": -5.0, "sigmoid": 1.0}),
+    "L exact": (1, 8192, 96, 128, {}, {}),
+    "L fp16": (1, 8192, 96, 128, {"dtype": HF}, {"safe": True}),
+    "L varlen": (1, 8192, 96, 128, {}, {"safe": True, "cu": [0, 700, 1500, 1564, 4000, 7000, 8192]}),
+    "M": (4, 2048, 16, 128, RAW, {"lower": -5.0, "sigmoid": 1.0}),
+    "X": (1, 32768, 16, 128, RAW, {"lower": -5.0, "sigmoid": 1.0}),
+    "D64": (4, 2048, 96, 64, {}, {"safe": True}),
+    "D256": (1, 2048, 96, 256, {}, {"safe": True}),
+}
+
+
+def call(y: Inputs, final: bool = True, **s: Any) -> tuple[Tensor, Tensor | None]:
+    """The engine itself, past the dispatcher's decision of what it serves."""
+    raw, sigmoid, cu = s.get("raw", "A_log" in y or s.get("lower") is not None), s.get("sigmoid", 0.0), s.get("cu")
+    o, ht = chunk_kda(
+        y["q"], y["k"], y["v"], y["g"], y["beta"], None, y.get("initial_state"), final, s.get("norm", True), raw,
+        bool(sigmoid), sigmoid == 2.0, s.get("safe", False), s.get("lower"), s.get("keep", False), False,
+        s.get("v_first", False), None if cu is None else torch.tensor(cu, device=y["q"].device),
+        A_log=y.get("A_log"), dt_bias=y.get("dt_bias"),
+    )[:2]  # fmt: skip
+    return o, ht
+
+
+def check(name: str, device: str = "cuda") -> dict[str, Any]:
+    """Errors of one case ("err"), those over the limit ("wrong"), and whether three runs agree bit for bit."""
+    inputs, settings = CASES[name]
+    x = make_inputs(**{"K": 128, "dtype": BF, **inputs}, device=device)
+    dtype, scale_do = x["q"].dtype, settings.get("scale_do", 1.0)
+    gen = torch.Generator(device=device).manual_seed(1)
+    do = (torch.randn(x["v"].shape, generator=gen, device=device) * scale_do).to(dtype)
+    runs: list[Inputs] = []
+    for _ in range(3):
+        y = {n: t.clone().requires_grad_() for n, t in x.items()}
+        o, ht = call(y, **settings)
+        assert ht is not None
+        dht = torch.randn(ht.shape, generator=gen.manual_seed(2), device=device) * scale_do
+        grads = torch.autograd.grad((o, ht), list(y.values()), (do, dht))
+        runs.append({"o": o.detach(), "ht": ht.detach(), **dict(zip(y, grads, strict=True))})
+    with torch.no_grad():
+        inference, _ = call(x, **settings)
+    known = {n: v for n, v in settings.items() if n in ("norm", "lower", "sigmoid", "v_first", "cu")}
+    raw = inputs.get("gate") == "raw"
+    ref = with_gradients(x, do, dht, raw=raw, **known)
+    err = {n: ratio(runs[0][n], ref[n]) for n in ref}
+    err["inference"] = ratio(inference, runs[0]["o"])
+    forward, backward = (1e-4, 1e-4) if dtype == F32 else (5e-3, 1e-2)
+    wrong = {n: e for n, e in err.items() if not e < (forward if n in ("o", "ht", "inference") else backward)}
+    same = all(torch.equal(r[n], runs[0][n]) for r in runs for n in ref)
+    return {"err": err, "wrong": wrong, "same": same}
+
+
+def median(fn: Callable[[], Any], flush: Tensor, times: int = 11) -> float:
+    fn()
+    fn()
+    out = []
+    for _ in range(times):
+        flush.zero_()
+        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        a.record()
+        fn()
+        b.record()
+        torch.cuda.synchronize()
+        out.append(a.elapsed_time(b))
+    return sorted(out)[times // 2]
+
+
+def timing(name: str) -> str:
+    """One line: milliseconds as a caller with an idle queue sees them, and peak memory above the inputs."""
+    B, T, H, D, inputs, settings = SHAPES[name]
+    x = make_inputs(B, T, H, K=D, device="cuda", **{"dtype": BF, **inputs})
+    y = {n: t.requires_grad_() for n, t in x.items()}
+    do = torch.randn_like(x["v"])
+    flush = torch.empty(1 << 27, dtype=torch.int8, device="cuda")
+
+    def both() -> None:
+        o, _ = call(y, final=False, **settings)
+        torch.autograd.grad(o, list(y.values()), do)
+
+    def inference() -> None:
+        with torch.no_grad():
+            call(y, final=False, **settings)
+
+    both()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    both()
+    peak = (torch.cuda.max_memory_allocated() - before) / 1e9
+    train = median(lambda: call(y, final=False, **settings), flush)
+    return (
+        f"{name:18s} inference {median(inference, flush):.3f}  forward {train:.3f}  "
+        f"forward + backward {median(both, flush):.3f} ms  peak {peak:.2f} GB"
+    )
+
+
+def main() -> None:
+    if sys.argv[1] == "check":
+        names = sys.argv[2:] or list(CASES)
+        if len(names) == 1:
+            t0 = time.time()
+            r = check(names[0])
+            good = not r["wrong"] and r["same"]
+            errors = " ".join(f"{n}={e:.1e}" for n, e in r["err"].items())
+            print(
+                "ok " if good else "BAD",
+                f"{names[0]:24s}",
+                errors,
+                "" if r["same"] else "UNSTEADY",
+                f"{time.time() - t0:.0f}s",
+            )
+            sys.exit(not good)
+        # One process a case: a fault of one leaves the others alone, and compilation runs side by side.
+        jobs, running = list(names), []
+        while jobs or running:
+            while jobs and len(running) < (os.cpu_count() or 2) - 1:
+                n = jobs.pop(0)
+                command = [sys.executable, __file__, "check", n]
+                running.append(
+                    (n, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+                )
+            for item in [p for p in running if p[1].poll() is not None]:
+                running.remove(item)
+                lines = (item[1].stdout.read() if item[1].stdout else "").strip().splitlines()
+                print(
+                    lines[-1] if lines and lines[-1][:3] in ("ok ", "BAD") else f"DIED {item[0]}: {lines[-1:]}",
+                    flush=True,
+                )
+            time.sleep(0.05)
+    else:
+        print(torch.cuda.get_device_name(), "torch", torch.__version__)
+        for n in sys.argv[2:] or SHAPES:
+            print(timing(n), flush=True)
+
+
+if __name__ == "__main__":
+    main()
