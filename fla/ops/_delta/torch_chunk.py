@@ -12,7 +12,7 @@ of Yang et al., "Gated Delta Networks" (2024); decay per channel of Kimi Team, "
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,91 +20,171 @@ from torch import Tensor
 from fla.ops._common.gates import compute_dtype, without_autocast
 from fla.ops._common.varlen import ChunkPlan, longest_sequence, plan_chunks
 from fla.ops._delta.rows import Decay, DeltaRow, Operands, ReadTime
-from fla.ops._delta.torch_decay import decay_gradient, grow, shift, unshift
-from fla.ops._delta.torch_scores import Scores, scores, scores_backward, unit_lower_inverse
+from fla.ops._delta.torch_decay import DecayGradient, DecayTree, for_rows, from_rows
+from fla.ops._delta.torch_scores import (
+    channelwise_backward,
+    channelwise_scores,
+    dense_backward,
+    dense_decay_gradient,
+    dense_factors,
+    dense_scores,
+    unit_lower_inverse,
+)
 
 CHUNK = 64
-# Elements of one operand that the backward pass works on at a time.
-_SLICE_CPU, _SLICE = 1 << 17, 1 << 24
+# Elements of one operand that are worked on at a time: few enough on a CPU that intermediates stay in cache.
+_SLAB_CPU, _SLAB = 1 << 17, 1 << 24
+
+
+class _Chunks(NamedTuple):
+    """Operands as chunks in step order: ``q, write, read [X, C, K]`` (``read`` None: as ``write``), ``value [X, C,
+    V]``, ``erase [X, C, 1 or K]``, ``gain [X, C, 1 or V]``, ``g [X, C, 1 or K]``; None for ones, or for no decay."""
+
+    q: Tensor
+    write: Tensor
+    value: Tensor
+    read: Tensor | None
+    erase: Tensor | None
+    gain: Tensor | None
+    g: Tensor | None
+
+    def part(self, part: slice) -> _Chunks:
+        return _Chunks(*(None if t is None else t[part] for t in self))  # type: ignore[arg-type]
+
+    def query_and_read(self) -> Tensor:
+        """``q`` and the erased read keys in one tensor ``[X, 2, C, K]``."""
+        X, C, K = self.q.shape
+        both = self.q.new_empty(X, 2, C, K)
+        both[:, 0] = self.q
+        read = self.write if self.read is None else self.read
+        if self.erase is None:
+            both[:, 1] = read
+        else:
+            torch.mul(read, self.erase, out=both[:, 1])
+        return both
+
+
+def _slabs(steps: list[int], elements: int, device: torch.device) -> list[tuple[slice, list[int]]]:
+    """Runs of whole steps of about ``_SLAB`` elements, ``elements`` to a chunk: their chunks and their steps."""
+    size = (_SLAB_CPU if device.type == "cpu" else _SLAB) // max(1, elements)
+    slabs, start, run = [], 0, []
+    for i, step in enumerate(steps):
+        run.append(step)
+        if i + 1 == len(steps) or sum(run) + steps[i + 1] > size:
+            slabs.append((slice(start, start + sum(run)), run))
+            start, run = start + sum(run), []
+    return slabs
 
 
 def _scan(
-    z: Tensor, Rg: Tensor, Kg: Tensor, inverse: Tensor, total: Tensor | None, state: Tensor, steps: list[int]
-) -> tuple[Tensor, Tensor]:
-    """Pass ``state [N, K, V]`` (updated in place) through the chunks; returns states before chunks and written
-    values."""
-    h = z.new_empty(z.shape[0], *state.shape[1:])
+    z: Tensor,
+    read: Tensor,
+    write: Tensor,
+    inverse: Tensor,
+    total: Tensor | None,
+    state: Tensor,
+    steps: list[int],
+    h: Tensor,
+) -> Tensor:
+    """Pass ``state [N, K, V]`` (updated in place) through the chunks; puts the states before chunks into ``h`` and
+    returns the written values."""
     written = torch.empty_like(z)
     totals = total.unsqueeze(-1).split(steps) if total is not None else [None] * len(steps)
-    parts = [t.split(steps) for t in (z, Rg, Kg.mT, inverse, h, written)]
-    for value, read, kg, inv, before, new, factor in zip(*parts, totals, strict=True):
+    parts = [t.split(steps) for t in (z, read, write.mT, inverse, h, written)]
+    for value, r, w, inv, before, new, factor in zip(*parts, totals, strict=True):
         s = state[: value.shape[0]]
         before.copy_(s)
-        torch.bmm(inv, torch.baddbmm(value, read, s, alpha=-1), out=new)
+        torch.bmm(inv, torch.baddbmm(value, r, s, alpha=-1), out=new)
         if factor is not None:
             s.mul_(factor)
-        s.baddbmm_(kg, new)
-    return h, written
+        s.baddbmm_(w, new)
+    return written
 
 
 def _scan_backward(
     d_written: Tensor,
     d_direct: Tensor,
-    Rg: Tensor,
-    Kg: Tensor,
+    read: Tensor,
+    write: Tensor,
     inverse: Tensor,
     total: Tensor | None,
     d_state: Tensor,
     steps: list[int],
 ) -> tuple[Tensor, Tensor]:
-    """Reverse of ``_scan``: gradients of ``z`` and of the states after chunks; ``d_state`` becomes that of the initial
-    states. ``d_direct`` are gradients of the states before chunks from outputs; ``d_written`` is overwritten."""
+    """Reverse of ``_scan``: gradients of ``z`` and of the states after chunks; ``d_state`` becomes that of the states
+    before the first. ``d_direct`` are gradients of the states before chunks from outputs; ``d_written`` is
+    overwritten."""
     dh = torch.empty_like(d_direct)
     dz = torch.empty_like(d_written)
     totals = total.unsqueeze(-1).split(steps) if total is not None else [None] * len(steps)
-    parts = [t.split(steps) for t in (d_written, d_direct, Rg.mT, Kg, inverse.mT, dh, dz)]
-    for d_new, direct, read, kg, inv, after, d_value, factor in zip(
+    parts = [t.split(steps) for t in (d_written, d_direct, read.mT, write, inverse.mT, dh, dz)]
+    for d_new, direct, r, w, inv, after, out, factor in zip(
         *(reversed(part) for part in (*parts, totals)), strict=True
     ):
         ds = d_state[: d_new.shape[0]]
         after.copy_(ds)
-        torch.bmm(inv, d_new.baddbmm_(kg, ds), out=d_value)
+        torch.bmm(inv, d_new.baddbmm_(w, ds), out=out)
         if factor is not None:
             ds.mul_(factor)
-        ds.add_(direct).baddbmm_(read, d_value, alpha=-1)
+        ds.add_(direct).baddbmm_(r, out, alpha=-1)
     return dz, dh
 
 
+class _Kept(NamedTuple):
+    """What the forward pass keeps of a slab: scores ``[X, 2, C, C]``, the inverse, written values ``[X, C, V]``, states
+    before chunks, and with decay its factors from the start and to the end of the chunk. ``dense`` are those between
+    tokens, None where they differ per channel."""
+
+    scores: Tensor
+    inverse: Tensor
+    written: Tensor
+    h: Tensor
+    head: Tensor | None
+    tail: Tensor | None
+    dense: Tensor | None
+
+
 class _DeltaChunks(torch.autograd.Function):
-    """The chunk form on ``X`` chunks in step order: ``q, r, w [X, C, K]``, ``z [X, C, V]``, ``g [X, C, 1 or K]`` or
-    None, ``state [N, K, V]``. Returns outputs ``[X, C, V]``, final states and states before chunks ``[X, K, V]``."""
+    """``(state [N, K, V], steps, scale, exclusive, *_Chunks)`` to outputs ``[X, C, V]``, final states and (no gradient)
+    states before chunks ``[X, K, V]``."""
 
     @staticmethod
     @without_autocast
     def forward(
-        ctx: Any,
-        q: Tensor,
-        r: Tensor,
-        w: Tensor,
-        z: Tensor,
-        g: Tensor | None,
-        state: Tensor,
-        steps: list[int],
-        exclusive: bool,
+        ctx: Any, state: Tensor, steps: list[int], scale: float, exclusive: bool, *operands: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        tree = grow(g) if g is not None else None
-        s = scores(q, r, w, tree, exclusive)
-        inverse = unit_lower_inverse(s.L)
-        Rg, Qg, Kg = r, q, w
-        head = tail = total = None
-        if tree is not None:
-            head, tail, total = tree.head, tree.tail, tree.total
-            Rg, Qg, Kg = r * (shift(head, 1.0) if exclusive else head), q * head, w * tail
-        final = state.clone()
-        h, written = _scan(z, Rg, Kg, inverse, total, final, steps)
-        o = torch.bmm(s.A, written).baddbmm_(Qg, h)
-        ctx.save_for_backward(q, r, w, g, head, tail, s.A, s.L, inverse, h, written)
-        ctx.steps, ctx.exclusive = steps, exclusive
+        x = _Chunks(*operands)  # type: ignore[arg-type]
+        (X, C, K), V = x.q.shape, x.value.shape[-1]
+        o, h, final = torch.empty_like(x.value), x.q.new_empty(X, K, V), state.clone()
+        dense = tree = None
+        if x.g is None:
+            dense = x.q.new_ones(1, 1, C, C).tril_().expand(X, 1, C, C)
+        elif x.g.shape[-1] != K:
+            # One number per token is little: climb once for all chunks.
+            tree = DecayTree(x.g)
+            dense = dense_factors(tree, exclusive)
+        slabs = _slabs(steps, C * max(K, V), x.q.device)
+        kept: list[Tensor | None] = []
+        for part, run in slabs:
+            p = x.part(part)
+            rows = p.query_and_read()
+            if dense is not None:
+                factors = dense[part]
+                scores = dense_scores(rows, p.write, factors)
+                head, tail = (None, None) if tree is None else (tree.head[part], tree.tail[part])
+            else:
+                assert p.g is not None
+                climbed = DecayTree(p.g)
+                factors, scores = None, channelwise_scores(rows, p.write, climbed, exclusive)
+                head, tail = climbed.head, climbed.tail
+            inverse = unit_lower_inverse(scores[:, 1])
+            rows = _decayed_rows(rows, head, exclusive)
+            z, w = _times(p.value, p.gain), _times(p.write, tail)
+            written = _scan(z, rows[:, 1], w, inverse, _total(head), final, run, h[part])
+            torch.bmm(scores[:, 0], written, out=o[part]).baddbmm_(rows[:, 0], h[part]).mul_(scale)
+            kept += _Kept(scores, inverse, written, h[part], head, tail, factors)
+        ctx.slabs, ctx.scale, ctx.exclusive = slabs, scale, exclusive
+        ctx.save_for_backward(*x, *kept)
         ctx.mark_non_differentiable(h)
         return o, final, h
 
@@ -112,62 +192,99 @@ class _DeltaChunks(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     @without_autocast
     def backward(ctx: Any, do: Tensor, d_final: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        q, r, w, g, head, tail, A, L, inverse, h, written = ctx.saved_tensors
-        exclusive = ctx.exclusive
-        Rg, Qg, Kg = r, q, w
-        if g is not None:
-            Rg, Qg, Kg = r * (shift(head, 1.0) if exclusive else head), q * head, w * tail
-        do = do.contiguous()
+        n, m = len(_Chunks._fields), len(_Kept._fields)
+        saved = ctx.saved_tensors  # once: checkpointing unpacks them a single time
+        x = _Chunks(*saved[:n])
         d_state = d_final.clone(memory_format=torch.contiguous_format)
-        total = head[:, -1] if g is not None else None
-        d_written, d_direct = torch.bmm(A.mT, do), torch.bmm(Qg.mT, do)
-        dz, dh = _scan_backward(d_written, d_direct, Rg, Kg, inverse, total, d_state, ctx.steps)
-        dq, dr, dw = torch.empty_like(q), torch.empty_like(r), torch.empty_like(w)
-        dg = torch.empty_like(g) if g is not None else None
-        # What is left concerns one chunk at a time: few enough at once that their intermediates stay in cache.
-        n = max(1, (_SLICE_CPU if q.device.type == "cpu" else _SLICE) // q[0].numel()) if q.shape[0] else 1
-        for a in range(0, q.shape[0], n):
-            part: list[Any] = [None if t is None else t[a : a + n] for t in (q, r, w, g, A, L, h, written, do, dz, dh)]
-            for out, gradient in zip((dq, dr, dw, dg), _chunk_gradients(exclusive, *part), strict=True):
-                if out is not None and gradient is not None:
-                    out[a : a + n] = gradient
-        return dq, dr, dw, dz, dg, d_state, None, None
+        grads = _Chunks(*(None if t is None else torch.empty_like(t) for t in x))  # type: ignore[arg-type]
+        for i, (part, run) in reversed(list(enumerate(ctx.slabs))):
+            kept = _Kept(*saved[n + m * i : n + m * (i + 1)])
+            scaled = do[part] * ctx.scale
+            _slab_backward(x.part(part), kept, scaled, d_state, run, ctx.exclusive, grads.part(part))
+        return d_state, None, None, None, *grads
 
 
-def _chunk_gradients(
-    exclusive: bool,
-    q: Tensor,
-    r: Tensor,
-    w: Tensor,
-    g: Tensor | None,
-    A: Tensor,
-    L: Tensor,
-    h: Tensor,
-    written: Tensor,
-    do: Tensor,
-    dz: Tensor,
-    dh: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of ``q, r, w, g`` once those of the written values (``dz``) and of states after chunks (``dh``) are
-    known."""
-    tree = grow(g) if g is not None else None
-    dA, dL = torch.bmm(do, written.mT), torch.bmm(dz, written.mT).neg_()
-    dQg, dRg, dKg = torch.bmm(do, h.mT), torch.bmm(dz, h.mT).neg_(), torch.bmm(written, dh.mT)
-    d = scores_backward(Scores(A, L), dA, dL, q, r, w, tree, exclusive)
-    if tree is None:
-        return d.q + dQg, d.r + dRg, d.w + dKg, None
-    read_head = shift(tree.head, 1.0) if exclusive else tree.head
-    dq = torch.addcmul(d.q, dQg, tree.head)
-    dr = torch.addcmul(d.r, dRg, read_head)
-    dw = torch.addcmul(d.w, dKg, tree.tail)
-    d_read = dRg.mul_(r * read_head)
-    d_head = torch.addcmul(unshift(d_read) if exclusive else d_read, dQg, q * tree.head)
-    d_tail = dKg.mul_(w * tree.tail)
-    d_total = (h * dh).sum(-1) * tree.total
-    if tree.head.shape[-1] != q.shape[-1]:
-        d_head, d_tail, d_total = d_head.sum(-1, True), d_tail.sum(-1, True), d_total.sum(-1, True)
-    d_head[:, -1] += d_total
-    return dq, dr, dw, decay_gradient(d.levels, d_head, d_tail)
+def _slab_backward(
+    x: _Chunks, kept: _Kept, do: Tensor, d_state: Tensor, steps: list[int], exclusive: bool, out: _Chunks
+) -> None:
+    """Gradients of a slab into ``out``; ``d_state``, of the states after it, becomes that of the states before."""
+    n, C, K = x.q.shape
+    rows = x.query_and_read()
+    started, ended = _decayed_rows(rows, kept.head, exclusive), _times(x.write, kept.tail)
+    d_written, d_direct = torch.bmm(kept.scores[:, 0].mT, do), torch.bmm(started[:, 0].mT, do)
+    dz, dh = _scan_backward(d_written, d_direct, started[:, 1], ended, kept.inverse, _total(kept.head), d_state, steps)
+    # Outputs and, with the other sign, what is written meet the same operands.
+    d_values = do.new_empty(n, 2, *do.shape[1:])
+    d_values[:, 0] = do
+    torch.neg(dz, out=d_values[:, 1])
+    d_values = d_values.view(n, 2 * C, -1)
+    d_scores = torch.bmm(d_values, kept.written.mT).view(n, 2, C, C)
+    d_started = torch.bmm(d_values, kept.h.mT).view(n, 2, C, K)
+    d_ended = torch.bmm(kept.written, dh.mT)
+    if kept.head is None or kept.tail is None:
+        assert kept.dense is not None
+        d_rows, dw = d_started, d_ended
+        dense_backward(d_scores, rows, x.write, kept.dense, d_rows, dw)
+    else:
+        assert x.g is not None
+        assert out.g is not None
+        heads = for_rows(kept.head, exclusive)
+        d_total = (kept.h * dh).sum(-1).mul_(kept.head[:, -1])
+        if kept.dense is not None:
+            d_head = from_rows((d_started * started).sum(-1, True), exclusive)
+            dg = DecayGradient(d_head, (d_ended * ended).sum(-1, True), d_total.sum(-1, True))
+            dense_decay_gradient(d_scores * kept.scores, exclusive, dg)
+            d_rows, dw = d_started.mul_(heads), d_ended.mul_(kept.tail)
+            dense_backward(d_scores, rows, x.write, kept.dense, d_rows, dw)
+        else:
+            d_rows, dw, levels = channelwise_backward(d_scores, rows, x.write, DecayTree(x.g), exclusive)
+            d_rows.addcmul_(d_started, heads)
+            dw.addcmul_(d_ended, kept.tail)
+            dg = DecayGradient(from_rows(d_started.mul_(started), exclusive), d_ended.mul_(ended), d_total)
+            for level in reversed(levels):
+                dg.descend(*level)
+        out.g.copy_(dg.head)
+    out.q.copy_(d_rows[:, 0])
+    d_read = d_rows[:, 1]
+    _gradient_of_factor(d_read, x.write if x.read is None else x.read, out.erase)
+    if out.read is not None:
+        _multiply(d_read, x.erase, out.read)
+        out.write.copy_(dw)
+    elif x.erase is not None:
+        torch.addcmul(dw, d_read, x.erase, out=out.write)
+    else:
+        torch.add(dw, d_read, out=out.write)
+    _gradient_of_factor(dz, x.value, out.gain)
+    _multiply(dz, x.gain, out.value)
+
+
+def _times(x: Tensor, factor: Tensor | None) -> Tensor:
+    return x if factor is None else x * factor
+
+
+def _multiply(x: Tensor, factor: Tensor | None, out: Tensor) -> None:
+    if factor is None:
+        out.copy_(x)
+    else:
+        torch.mul(x, factor, out=out)
+
+
+def _gradient_of_factor(d_product: Tensor, other: Tensor, out: Tensor | None) -> None:
+    """Gradient of a factor ``[X, C, 1 or D]`` of ``other [X, C, D]``, if it is asked for."""
+    if out is None:
+        return
+    if out.shape[-1] == other.shape[-1]:
+        torch.mul(d_product, other, out=out)
+    else:
+        torch.sum(d_product * other, -1, keepdim=True, out=out)
+
+
+def _decayed_rows(rows: Tensor, head: Tensor | None, exclusive: bool) -> Tensor:
+    return rows if head is None else rows * for_rows(head, exclusive)
+
+
+def _total(head: Tensor | None) -> Tensor | None:
+    return None if head is None else head[:, -1]
 
 
 def _fold(x: Tensor, plan: ChunkPlan, HV: int, dtype: torch.dtype) -> Tensor:
@@ -225,26 +342,25 @@ def chunk_delta(
     if 0 in (B, HV, K, V):
         return _empty(x, plan, initial_state, (V, K) if state_v_first else (K, V))
 
-    q = _fold(x.q, plan, HV, dtype) * scale
-    w = _fold(x.write, plan, HV, dtype)
-    r = w if x.read is x.write else _fold(x.read, plan, HV, dtype)
-    z = _fold(x.value, plan, HV, dtype)
     columns = lambda c: c if c.dim() == 4 else c.unsqueeze(-1)
-    erase = _fold(columns(x.erase), plan, HV, dtype) if x.erase is not None else None
-    gain = erase
-    if x.gain is not x.erase:
-        gain = _fold(columns(x.gain), plan, HV, dtype) if x.gain is not None else None
-    r = r * erase if erase is not None else r
-    z = z * gain if gain is not None else z
-    g = _fold(columns(x.decay), plan, HV, dtype) if row.decay is not Decay.NONE and x.decay is not None else None
-
+    fold = lambda c: None if c is None else _fold(columns(c), plan, HV, dtype)
+    erase = fold(x.erase)
+    chunks = _Chunks(
+        q=_fold(x.q, plan, HV, dtype),
+        write=_fold(x.write, plan, HV, dtype),
+        value=_fold(x.value, plan, HV, dtype),
+        read=None if x.read is x.write else _fold(x.read, plan, HV, dtype),
+        erase=erase,
+        gain=erase if x.gain is x.erase else fold(x.gain),
+        g=fold(x.decay) if row.decay is not Decay.NONE else None,
+    )
     if initial_state is None:
-        state = q.new_zeros(plan.sequences * HV, K, V)
+        state = chunks.q.new_zeros(plan.sequences * HV, K, V)
     else:
         state = plan.sort_states(initial_state).to(dtype)
         state = (state.mT if state_v_first else state).reshape(-1, K, V).contiguous()
     steps = [n * HV for n in plan.steps]
-    o, final, h = _DeltaChunks.apply(q, r, w, z, g, state, steps, row.read_time is ReadTime.EXCLUSIVE)
+    o, final, h = _DeltaChunks.apply(state, steps, scale, row.read_time is ReadTime.EXCLUSIVE, *chunks)
     o = plan.unpack(o.view(-1, HV, plan.chunk, V).transpose(1, 2))
     final, h = plan.unsort_states(final.view(-1, HV, K, V)), plan.chunk_states(h.view(-1, HV, K, V))
     if state_v_first:

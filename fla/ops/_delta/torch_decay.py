@@ -10,78 +10,66 @@ and the gradient of ``g_l`` collects only pairs that cross ``l``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
 class DecayTree:
-    """Decay factors of chunks ``[X, C, D]``.
+    """Decay factors of natural-log decays ``g [X, C, D]``, climbed level by level; ``C`` is a power of two.
 
-    Attributes:
-        levels: for half sizes 1, 2, ... C/2 the row factors of right halves and the column factors of left halves, both
-            ``[X, C / (2 * half), half, D]``.
-        head: factor from the state at the chunk's start to each token, ``[X, C, D]``.
-        tail: factor from each token to the chunk's end, ``[X, C, D]``.
+    Once climbed, ``head`` holds the factor from the state at the chunk's start to each token and ``tail`` that from
+    each token to the chunk's end, ``[X, C, D]``.
     """
 
-    levels: list[tuple[Tensor, Tensor]]
-    head: Tensor
-    tail: Tensor
+    def __init__(self, g: Tensor) -> None:
+        self.head = g.exp()
+        self.tail = torch.ones_like(self.head)
 
-    @property
-    def total(self) -> Tensor:
-        """Factor of the whole chunk, ``[X, D]``."""
-        return self.head[:, -1]
-
-
-def grow(g: Tensor) -> DecayTree:
-    """Decay factors of natural-log decays ``g [X, C, D]``; ``C`` is a power of two."""
-    X, C, D = g.shape
-    head = g.exp()
-    tail = torch.ones_like(head)
-    levels = []
-    half = 1
-    while half < C:
-        h = head.view(X, -1, 2, half, D)
-        t = tail.view(X, -1, 2, half, D)
-        right, left = h[:, :, 1].clone(), t[:, :, 0].clone()
-        levels.append((right, left))
-        left_total, right_total = h[:, :, 0, -1:], right[:, :, -1:]
-        torch.mul(right, left_total, out=h[:, :, 1])
-        torch.mul(left, right_total, out=t[:, :, 0])
-        half *= 2
-    return DecayTree(levels, head, tail)
+    def climb(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """For half sizes 1, 2, ... C/2 the half size, the row factors of right halves and the column factors of left
+        halves, ``[X, C / (2 * half), half, D]``: views, good until the next step."""
+        half = 1
+        while half < self.head.shape[1]:
+            head, tail = halves(self.head, half), halves(self.tail, half)
+            yield half, head[:, :, 1], tail[:, :, 0]
+            tail[:, :, 0].mul_(head[:, :, 1, -1:])
+            head[:, :, 1].mul_(head[:, :, 0, -1:])
+            half *= 2
 
 
-def decay_gradient(d_levels: list[tuple[Tensor, Tensor]], d_head: Tensor, d_tail: Tensor) -> Tensor:
-    """Gradient of ``g`` from the gradients of the *logarithms* of all factors (same shapes as in ``DecayTree``).
+class DecayGradient:
+    """Gradient of ``g`` from gradients of the *logarithms* of its factors, collected from the top level down."""
 
-    ``d_head`` and ``d_tail`` are overwritten.
-    """
-    X, C, D = d_head.shape
-    half = C // 2
-    for d_right, d_left in reversed(d_levels):
-        h = d_head.view(X, -1, 2, half, D)
-        t = d_tail.view(X, -1, 2, half, D)
+    def __init__(self, d_head: Tensor, d_tail: Tensor, d_total: Tensor) -> None:
+        """``d_head, d_tail [X, C, D]`` are used up; ``d_total [X, D]`` belongs to the factor of the whole chunk."""
+        self.head, self.tail = d_head, d_tail
+        d_head[:, -1] += d_total
+
+    def descend(self, half: int, d_right: Tensor, d_left: Tensor) -> None:
+        """Add what the factors of one level contribute; after the level of half size 1 ``head`` is the gradient."""
+        head, tail = halves(self.head, half), halves(self.tail, half)
         # Every factor of the right half held the left half's total, and the other way round for tails.
-        h[:, :, 0, -1] += h[:, :, 1].sum(2)
-        h[:, :, 1, -1] += t[:, :, 0].sum(2)
-        h[:, :, 1] += d_right
-        t[:, :, 0] += d_left
-        half //= 2
-    return d_head
+        head[:, :, 0, -1] += head[:, :, 1].sum(2)
+        head[:, :, 1, -1] += tail[:, :, 0].sum(2)
+        head[:, :, 1] += d_right
+        tail[:, :, 0] += d_left
+
+
+def halves(x: Tensor, half: int) -> Tensor:
+    """``[X, C, D]`` as ``[X, C / (2 * half), 2, half, D]``."""
+    X, C, D = x.shape
+    return x.view(X, C // (2 * half), 2, half, D)
 
 
 def blocks(scores: Tensor, half: int) -> Tensor:
-    """The blocks (right half, left half) of square ``scores [X, C, R, C]`` at one level: ``[X, C/(2 half), half, R,
-    half]``."""
-    X, C, R, _ = scores.shape
+    """The blocks (right half, left half) of square ``scores [X, R, C, C]`` at one level: a view ``[X, C/(2 half), R,
+    half, half]``."""
+    X, R, C, _ = scores.shape
     n = C // (2 * half)
-    parts = scores.view(X, n, 2, half, R, n, 2, half)[:, :, 1, :, :, :, 0, :]
-    return parts.diagonal(dim1=1, dim2=4).permute(0, 4, 1, 2, 3)
+    parts = scores.view(X, R, n, 2, half, n, 2, half)[:, :, :, 1, :, :, 0, :]
+    return parts.diagonal(dim1=2, dim2=4).permute(0, 4, 1, 2, 3)
 
 
 def shift(x: Tensor, first: float) -> Tensor:
@@ -92,3 +80,15 @@ def shift(x: Tensor, first: float) -> Tensor:
 def unshift(dx: Tensor) -> Tensor:
     """Gradient of ``shift``."""
     return torch.cat([dx[..., 1:, :], torch.zeros_like(dx[..., :1, :])], dim=-2)
+
+
+def for_rows(factors: Tensor, exclusive: bool, first: float = 1.0) -> Tensor:
+    """Factors ``[..., C, D]`` for the query and the read row, ``[..., 1 or 2, C, D]``: the read row of an exclusive
+    read has those of the token before."""
+    return torch.stack([factors, shift(factors, first)], -3) if exclusive else factors.unsqueeze(-3)
+
+
+def from_rows(d_rows: Tensor, exclusive: bool) -> Tensor:
+    """Gradient of ``for_rows``: ``[..., 2, C, D]`` summed onto ``[..., C, D]``."""
+    query, read = d_rows.unbind(-3)
+    return query + (unshift(read) if exclusive else read)

@@ -6,167 +6,132 @@ For rows ``i`` and columns ``j`` of a chunk, with ``f(i, j)`` the decay factor f
     A[i, j] = sum_c q_ic w_jc f(i, j)_c      j <= i
     L[i, j] = sum_c r_ic w_jc f(i, j)_c      j < i; for an exclusive read f(i - 1, j)
 
+``q`` and ``r`` lie in one tensor ``rows [X, 2, C, K]``, and so do the scores ``[X, 2, C, C]``: one product serves both.
+The entries of ``L`` on and above its diagonal mean nothing.
+
 One number per token pulls the factor out of the sum: a dense product and a mask. One number per channel does not: each
 level of the decay tree is a batch of small products instead, down to neighbouring tokens, exact for any decay.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from fla.ops._delta.torch_decay import DecayTree, blocks, shift, unshift
+from fla.ops._delta.torch_decay import DecayGradient, DecayTree, blocks, for_rows, from_rows, halves
 
 
-@dataclass(frozen=True)
-class Scores:
-    """``A`` and ``L`` of chunks, ``[X, C, C]``; ``L`` is defined below its diagonal only."""
-
-    A: Tensor
-    L: Tensor
-
-
-@dataclass(frozen=True)
-class ScoresGradient:
-    """Gradients of the operands ``[X, C, K]`` and of the logarithms of the tree's level factors."""
-
-    q: Tensor
-    r: Tensor
-    w: Tensor
-    levels: list[tuple[Tensor, Tensor]]
+def dense_factors(tree: DecayTree, exclusive: bool) -> Tensor:
+    """Climb the tree of decays ``[X, C, 1]`` to the factors ``[X, 1 or 2, C, C]`` of scores, zero above the
+    diagonal."""
+    X, C, _ = tree.head.shape
+    factor = torch.eye(C, dtype=tree.head.dtype, device=tree.head.device).repeat(X, 1, 1, 1)
+    for half, right, left in tree.climb():
+        torch.mul(right.unsqueeze(2), left.unsqueeze(2).mT, out=blocks(factor, half))
+    return for_rows(factor.squeeze(1), exclusive, 0.0)
 
 
-def _row_factors(right: Tensor, exclusive: bool) -> Tensor:
-    """Row factors of one level for q and r, ``[X, n, half, 1 or 2, D]``."""
-    return torch.stack([right, shift(right, 1.0)], 3) if exclusive else right.unsqueeze(3)
+def dense_scores(rows: Tensor, w: Tensor, factors: Tensor) -> Tensor:
+    """Scores for ``factors`` of ``dense_factors``, or a plain lower triangle of ones without decay."""
+    X, _, C, K = rows.shape
+    return torch.bmm(rows.view(X, 2 * C, K), w.mT).view(X, 2, C, C).mul_(factors)
 
 
-def _log_row_gradient(d_rows: Tensor, exclusive: bool) -> Tensor:
-    """Sum the two parts (axis 3) of a row gradient onto the factors they used."""
-    return d_rows[:, :, :, 0] + unshift(d_rows[:, :, :, 1]) if exclusive else d_rows.sum(3)
+def dense_backward(d_scores: Tensor, rows: Tensor, w: Tensor, factors: Tensor, d_rows: Tensor, dw: Tensor) -> None:
+    """Add gradients to ``d_rows`` and ``dw``; ``d_scores`` is overwritten."""
+    X, _, C, K = rows.shape
+    d_scores.mul_(factors)
+    d_scores[:, 1].diagonal(dim1=1, dim2=2).zero_()
+    products = d_scores.view(X, 2 * C, C)
+    d_rows.view(X, 2 * C, K).baddbmm_(products, w)
+    dw.baddbmm_(products.mT, rows.view(X, 2 * C, K))
 
 
-def _dense_factors(tree: DecayTree | None, like: Tensor, exclusive: bool) -> tuple[Tensor, Tensor]:
-    """Factors for A and for L, ``[X, C, C]``, zero where there is no score; ``like [X, C, K]`` gives C, dtype and
-    device."""
-    X, C, _ = like.shape
-    if tree is None:
-        ones = like.new_ones(C, C)
-        return ones.tril(), ones.tril(-1)
-    factor = torch.eye(C, dtype=like.dtype, device=like.device).expand(X, C, C).contiguous()
-    for level, (right, left) in enumerate(tree.levels):
-        torch.mul(right.unsqueeze(3), left[..., 0][:, :, None, None], out=blocks(factor.unsqueeze(2), 1 << level))
-    return factor, shift(factor, 0.0) if exclusive else factor.tril(-1)
+def dense_decay_gradient(pairs: Tensor, exclusive: bool, dg: DecayGradient) -> Tensor:
+    """Gradient of ``g [X, C, 1]`` from ``pairs``, the scores times their gradients, and from what ``dg`` holds."""
+    pairs = from_rows(pairs, exclusive).unsqueeze(1)
+    half = pairs.shape[-1] // 2
+    while half:
+        part = blocks(pairs, half).squeeze(2)
+        dg.descend(half, part.sum(-1, True), part.sum(-2).unsqueeze(-1))
+        half //= 2
+    return dg.head
 
 
-def _dense(q: Tensor, r: Tensor, w: Tensor, tree: DecayTree | None, exclusive: bool) -> Scores:
-    C = q.shape[1]
-    products = torch.bmm(torch.cat([q, r], 1), w.transpose(1, 2))
-    factor, read_factor = _dense_factors(tree, q, exclusive)
-    return Scores(products[:, :C].mul_(factor), products[:, C:].mul_(read_factor))
+class _Level:
+    """Operands of one level's products: rows of right halves ``[X * n, 2 * half, K]``, columns of left halves ``[X * n,
+    half, K]``, both decayed to the boundary between the halves."""
+
+    def __init__(self, half: int, right: Tensor, left: Tensor, rows: Tensor, w: Tensor, exclusive: bool) -> None:
+        X, n, _, K = right.shape
+        self.half, self.left, self.factors = half, left, for_rows(right, exclusive)
+        decayed = rows.new_empty(X, n, 2, half, K)
+        torch.mul(self.right_half(rows), self.factors, out=decayed)
+        self.rows = decayed.view(X * n, 2 * half, K)
+        self.columns = (halves(w, half)[:, :, 0] * left).view(X * n, half, K)
+
+    def right_half(self, rows: Tensor) -> Tensor:
+        """``rows [X, 2, C, K]`` of right halves, a view ``[X, n, 2, half, K]``."""
+        X, _, C, K = rows.shape
+        return rows.view(X, 2, C // (2 * self.half), 2, self.half, K)[:, :, :, 1].transpose(1, 2)
+
+    def scores(self) -> Tensor:
+        if self.half == 1:
+            return (self.rows * self.columns).sum(-1, True)
+        return torch.bmm(self.rows, self.columns.mT)
+
+    def backward(self, d_scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of ``rows`` and ``columns``."""
+        if self.half == 1:
+            return d_scores * self.columns, (d_scores * self.rows).sum(1, True)
+        return torch.bmm(d_scores, self.columns), torch.bmm(d_scores.mT, self.rows)
 
 
-def _dense_backward(
-    s: Scores, dA: Tensor, dL: Tensor, q: Tensor, r: Tensor, w: Tensor, tree: DecayTree | None, exclusive: bool
-) -> ScoresGradient:
-    C = q.shape[1]
+def channelwise_scores(rows: Tensor, w: Tensor, tree: DecayTree, exclusive: bool) -> Tensor:
+    """Scores for decays ``[X, C, K]``; climbs the tree."""
+    X, _, C, _ = rows.shape
+    scores = rows.new_zeros(X, 2, C, C)
+    torch.sum(rows[:, 0] * w, -1, out=scores[:, 0].diagonal(dim1=1, dim2=2))
+    for half, right, left in tree.climb():
+        level = _Level(half, right, left, rows, w, exclusive)
+        blocks(scores, half).copy_(level.scores().view(X, -1, 2, half, half))
+    return scores
+
+
+def channelwise_backward(
+    d_scores: Tensor, rows: Tensor, w: Tensor, tree: DecayTree, exclusive: bool
+) -> tuple[Tensor, Tensor, list[tuple[int, Tensor, Tensor]]]:
+    """Gradients of ``rows`` and ``w``, and what every level hands to ``DecayGradient.descend``; climbs the tree."""
+    d_rows, dw = torch.zeros_like(rows), torch.empty_like(w)
+    diagonal = d_scores[:, 0].diagonal(dim1=1, dim2=2).unsqueeze(-1)
+    torch.mul(diagonal, w, out=d_rows[:, 0])
+    torch.mul(diagonal, rows[:, 0], out=dw)
     levels = []
-    factor, read_factor = _dense_factors(tree, q, exclusive)
-    d_products = torch.cat([dA * factor, dL * read_factor], 1)
-    if tree is not None:
-        pairs = dL * s.L
-        pairs = torch.addcmul(unshift(pairs) if exclusive else pairs, dA, s.A).unsqueeze(2)
-        for level in range(len(tree.levels)):
-            part = blocks(pairs, 1 << level)
-            levels.append((part.sum(-1), part.sum((2, 3)).unsqueeze(-1)))
-    d_rows = torch.bmm(d_products, w)
-    dw = torch.bmm(d_products.transpose(1, 2), torch.cat([q, r], 1))
-    return ScoresGradient(d_rows[:, :C], d_rows[:, C:], dw, levels)
-
-
-def _channelwise(q: Tensor, r: Tensor, w: Tensor, tree: DecayTree, exclusive: bool) -> Scores:
-    X, C, K = q.shape
-    rows = torch.stack([q, r], 2)
-    scores = q.new_zeros(X, C, 2, C)
-    torch.sum(q * w, -1, out=scores[:, :, 0].diagonal(dim1=1, dim2=2))
-    for level, (right, left) in enumerate(tree.levels):
-        half = 1 << level
-        n = C // (2 * half)
-        part = rows.view(X, n, 2, half, 2, K)[:, :, 1] * _row_factors(right, exclusive)
-        columns = w.view(X, n, 2, half, K)[:, :, 0] * left
-        if half == 1:
-            product = (part * columns.unsqueeze(2)).sum(-1)
-        else:
-            product = torch.bmm(part.reshape(X * n, 2 * half, K), columns.reshape(X * n, half, K).mT)
-        blocks(scores, half).copy_(product.view(X, n, half, 2, half))
-    return Scores(scores[:, :, 0], scores[:, :, 1])
-
-
-def _channelwise_backward(
-    dA: Tensor, dL: Tensor, q: Tensor, r: Tensor, w: Tensor, tree: DecayTree, exclusive: bool
-) -> ScoresGradient:
-    X, C, K = q.shape
-    rows = torch.stack([q, r], 2)
-    d_scores = torch.stack([dA, dL], 2)
-    d_rows = torch.zeros_like(rows)
-    dw = torch.zeros_like(w)
-    diagonal = dA.diagonal(dim1=1, dim2=2).unsqueeze(-1)
-    torch.mul(diagonal, w, out=d_rows[:, :, 0])
-    torch.mul(diagonal, q, out=dw)
-    levels = []
-    for level, (right, left) in enumerate(tree.levels):
-        half = 1 << level
-        n = C // (2 * half)
-        factors = _row_factors(right, exclusive)
-        part = rows.view(X, n, 2, half, 2, K)[:, :, 1] * factors
-        columns = w.view(X, n, 2, half, K)[:, :, 0] * left
-        d_block = blocks(d_scores, half)
-        if half == 1:
-            d_part = d_block * columns.unsqueeze(2)
-            d_columns = (d_block * part).sum(3)
-        else:
-            d_block = d_block.reshape(X * n, 2 * half, half)
-            d_part = torch.bmm(d_block, columns.reshape(X * n, half, K)).view_as(part)
-            d_columns = torch.bmm(d_block.mT, part.reshape(X * n, 2 * half, K)).view_as(columns)
-        d_rows.view(X, n, 2, half, 2, K)[:, :, 1].addcmul_(d_part, factors)
-        dw.view(X, n, 2, half, K)[:, :, 0].addcmul_(d_columns, left)
-        levels.append((_log_row_gradient(d_part.mul_(part), exclusive), d_columns.mul_(columns)))
-    return ScoresGradient(d_rows[:, :, 0], d_rows[:, :, 1], dw, levels)
+    for half, right, left in tree.climb():
+        level = _Level(half, right, left, rows, w, exclusive)
+        d_level_rows, d_columns = level.backward(blocks(d_scores, half).reshape(-1, 2 * half, half))
+        shaped_rows, shaped_columns = d_level_rows.view_as(level.right_half(rows)), d_columns.view_as(left)
+        level.right_half(d_rows).addcmul_(shaped_rows, level.factors)
+        halves(dw, half)[:, :, 0].addcmul_(shaped_columns, left)
+        d_level_rows.mul_(level.rows)
+        d_columns.mul_(level.columns)
+        levels.append((half, from_rows(shaped_rows, exclusive), shaped_columns))
+    return d_rows, dw, levels
 
 
 def unit_lower_inverse(L: Tensor) -> Tensor:
     """``(I + L)^-1`` for the part of ``L [X, C, C]`` below the diagonal, block by block: ``[[P, 0], [B, Q]]`` has the
     inverse ``[[P', 0], [-Q' B P', Q']]``."""
     X, C, _ = L.shape
-    inverse = torch.eye(C, dtype=L.dtype, device=L.device).expand(X, C, C).contiguous()
-    L, square = L.unsqueeze(2), inverse.unsqueeze(2)
+    L = L.unsqueeze(1)
+    inverse = L.new_ones(X * C, 1, 1)
     half = 1
     while half < C:
-        n = C // (2 * half)
-        below = blocks(L, half)
-        if half > 1:
-            halves = inverse.view(X, n, 2, half, n, 2, half)
-            P, Q = (halves[:, :, i, :, :, i].diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2) for i in (0, 1))
-            P, Q, below = (t.reshape(X * n, half, half) for t in (P, Q, below))
-            below = torch.bmm(Q, torch.bmm(below, P)).view(X, n, half, 1, half)
-        torch.neg(below, out=blocks(square, half))
+        P, Q = inverse.view(-1, 2, half, half).unbind(1)
+        B = blocks(L, half).reshape(-1, half, half)
+        inverse = L.new_zeros(P.shape[0], 2 * half, 2 * half)
+        inverse[:, :half, :half], inverse[:, half:, half:] = P, Q
+        # Products go into memory of their own: PyTorch takes a strided output matrix by matrix.
+        torch.neg(B if half == 1 else torch.bmm(Q, torch.bmm(B, P)), out=inverse[:, half:, :half])
         half *= 2
     return inverse
-
-
-def scores(q: Tensor, r: Tensor, w: Tensor, tree: DecayTree | None, exclusive: bool) -> Scores:
-    """Scores of chunks; ``q, r, w [X, C, K]`` contiguous, ``tree`` of decays ``[X, C, 1]`` or ``[X, C, K]``."""
-    if tree is None or tree.head.shape[-1] != q.shape[-1]:
-        return _dense(q, r, w, tree, exclusive)
-    return _channelwise(q, r, w, tree, exclusive)
-
-
-def scores_backward(
-    s: Scores, dA: Tensor, dL: Tensor, q: Tensor, r: Tensor, w: Tensor, tree: DecayTree | None, exclusive: bool
-) -> ScoresGradient:
-    """Gradients of ``scores``; entries of ``dA`` and ``dL`` outside the defined scores are not used."""
-    if tree is None or tree.head.shape[-1] != q.shape[-1]:
-        return _dense_backward(s, dA, dL, q, r, w, tree, exclusive)
-    return _channelwise_backward(dA, dL, q, r, w, tree, exclusive)
