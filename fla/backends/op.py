@@ -208,7 +208,8 @@ class DispatchedOp:
             found = plan.memo.get(full)
             if found is None:
                 facts = self.read_facts(args, backward=True)
-                found = plan.memo[full] = Entry(self, plan, full[1], facts, training=True)
+                found = Entry(self, plan, full[1], facts, training=True)
+                plan.memo = {**_small(plan.memo), full: found}
             return found
         try:
             device, cheap, key = self.device_of(*args), self.cheap_of(*args), self.key_of(plan, *args)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fla import settings
 from fla.backends import devices, record, switches
-from fla.backends.base import read_answer
+from fla.backends.base import BaseBackend, read_answer
 from fla.backends.errors import BackendUnavailable, SignatureMismatch
 from fla.backends.facts import Capability, Facts, Rejection
 from fla.backends.record import Decision, Verdict
@@ -96,7 +96,7 @@ def bound_parts(op: DispatchedOp, row: Registration) -> Parts:
             return None
         return positional(op.signature, target, bind_callable(op.signature, target, f"{where[:-1]}, {suffix})"))
 
-    if type(backend).verify is not _base_verify():
+    if type(backend).verify is not BaseBackend.verify:
         # A 0.6.0 backend may have its own verify(function, *args, **kwargs).
         own = positional(op.signature, lambda *a, **k: backend.verify(name, *a, **k), Binding(op.argument_text, ()))
         verify: Callable[..., Any] | None = own
@@ -111,12 +111,6 @@ def bound_parts(op: DispatchedOp, row: Registration) -> Parts:
         backward if forward is not None else None,
         tuple((index[m], m, op.signature.parameters[m].default) for m in binding.missing),
     )
-
-
-def _base_verify() -> Any:
-    from fla.backends.base import BaseBackend
-
-    return BaseBackend.verify
 
 
 def check(op: DispatchedOp, row: Registration) -> None:
