@@ -150,6 +150,9 @@ def test_a_whole_life(wheels: Path, tmp_path: Path) -> None:
     assert alone["ran"] == "torch"
     assert alone["plugins"] == []
     right = alone["sum"]
+    made = home.run(str(home.bin / "fla"), "new-backend", "mine", "--op", "retention.chunk_retention")
+    assert made.returncode == 0, made.stderr
+    assert (home.folder / "fla-backend-mine" / "src" / "fla_backend_mine" / "kernel.py").exists()
 
     # Two plugins. The example takes its op over; FlashKDA has no kernels here, is listed and says so. Its wheel of
     # kernels, a dependency on some machines, is on no index here.

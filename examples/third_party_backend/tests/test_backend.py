@@ -10,6 +10,7 @@ import torch
 from fla.backends import explain, last_decision, list_backends, list_plugins, use_backend
 from fla.ops.retention import chunk_retention
 from fla.testing import BackendConformance
+
 from fla_backend_short_retention.plugin import LIMIT
 
 

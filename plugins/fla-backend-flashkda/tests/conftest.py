@@ -73,6 +73,7 @@ def hopper(monkeypatch, backend, stub):
     monkeypatch.setattr(devices, "accelerators", lambda: ("cuda",))
     monkeypatch.setattr(devices, "_has_device", lambda library, name: name == "cuda")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setattr(devices, "has_triton_driver", lambda kind: False)
     monkeypatch.setattr(torch.version, "hip", None)
     return backend
 
