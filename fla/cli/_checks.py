@@ -92,6 +92,7 @@ OPS: dict[str, OpCase] = {
     "gdn2": OpCase("chunk_gdn2", "fused_recurrent_gdn2", _NORM),
     "hgrn": OpCase("chunk_hgrn", "fused_recurrent_hgrn"),
     "gla": OpCase("chunk_gla", "fused_recurrent_gla", renamed={"g": "gk"}),
+    "rwkv6": OpCase("chunk_rwkv6", "fused_recurrent_rwkv6"),
     "simple_gla": OpCase("chunk_simple_gla", "fused_recurrent_simple_gla", tensors=("initial_state", "g")),
     "retention": OpCase("chunk_retention", "fused_recurrent_retention"),
     "linear_attn": OpCase("chunk_linear_attn", "fused_recurrent_linear_attn", {"normalize": False}),
@@ -140,7 +141,7 @@ def _random_arguments(function: Callable[..., Any], name: str, case: OpCase, dty
         if isinstance(value, Tensor):
             kind = torch.float64 if dtype == "float64" else value.dtype  # a float32 state would round its gradient
             value = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(kind)
-            if parameter == "g":
+            if parameter == "g" or (name, parameter) == ("rwkv6", "w"):
                 value = torch.nn.functional.logsigmoid(value)
             elif parameter in ("beta", "b", "w"):
                 value = value.sigmoid()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fla.ops.lightning_attn import chunk_lightning_attn, fused_recurrent_lightning_attn
     from fla.ops.linear_attn import chunk_linear_attn, fused_chunk_linear_attn, fused_recurrent_linear_attn
     from fla.ops.retention import chunk_retention, fused_chunk_retention, fused_recurrent_retention, parallel_retention
+    from fla.ops.rwkv6 import chunk_rwkv6, fused_recurrent_rwkv6
     from fla.ops.simple_gla import (
         chunk_simple_gla,
         fused_chunk_simple_gla,
@@ -68,6 +69,10 @@ _ROOMS: dict[str, tuple[str, ...]] = {
         "fused_chunk_retention",
         "fused_recurrent_retention",
         "parallel_retention",
+    ),
+    "rwkv6": (
+        "chunk_rwkv6",
+        "fused_recurrent_rwkv6",
     ),
     "simple_gla": (
         "chunk_simple_gla",
@@ -118,10 +123,6 @@ _PLANNED: dict[str, tuple[str, ...]] = {
         "chunk_precond_kda",
         "fused_recurrent_precond_kda",
     ),
-    "rwkv6": (
-        "chunk_rwkv6",
-        "fused_recurrent_rwkv6",
-    ),
     "rwkv7": (
         "chunk_rwkv7",
         "fused_recurrent_rwkv7",
@@ -145,6 +146,7 @@ __all__ = [
     "chunk_lightning_attn",
     "chunk_linear_attn",
     "chunk_retention",
+    "chunk_rwkv6",
     "chunk_simple_gla",
     "fused_chunk_delta_rule",
     "fused_chunk_gla",
@@ -161,6 +163,7 @@ __all__ = [
     "fused_recurrent_lightning_attn",
     "fused_recurrent_linear_attn",
     "fused_recurrent_retention",
+    "fused_recurrent_rwkv6",
     "fused_recurrent_simple_gla",
     "parallel_retention",
     "parallel_simple_gla",

@@ -25,6 +25,7 @@ ROOMS = [
     "lightning_attn",
     "comba",
     "gdn2",
+    "rwkv6",
 ]
 T, H, K, V = 70, 2, 8, 4
 
@@ -35,10 +36,10 @@ def public_ops() -> Iterator[Any]:
         module = importlib.import_module(f"fla.ops.{room}")
         for name in sorted(vars(module)):
             op = getattr(getattr(module, name), "op", None)
-            # What takes q, k and v: the gate helpers have tests of their own below.
+            # What takes q (or r), k and v: the gate helpers have tests of their own below.
             if (
                 isinstance(op, DispatchedOp)
-                and {"q", "k", "v"} <= set(op.signature.parameters)
+                and {"k", "v"} <= set(op.signature.parameters)
                 and not (op in seen or op.inplace)
             ):
                 seen.add(op)
@@ -63,7 +64,7 @@ def call(fn: Any, *, varlen: bool, states: bool = True, length: int = T) -> tupl
     B, N = (1, 3) if varlen else (2, 2)
     # Positive q and k: the normaliser of linear attention divides by their products.
     tensors: dict[str, Any] = {
-        "q": torch.rand(B, length, H, K),
+        "r" if fn.op.operation == "rwkv6" else "q": torch.rand(B, length, H, K),
         "k": F.normalize(torch.rand(B, length, H, K), dim=-1),
         "v": torch.randn(B, length, H, V),
     }
@@ -77,6 +78,8 @@ def call(fn: Any, *, varlen: bool, states: bool = True, length: int = T) -> tupl
         tensors["p"] = F.normalize(torch.rand(B, length, H, K), dim=-1)
     elif fn.op.operation == "gdn2":
         tensors |= {"b": torch.rand(B, length, H, K), "w": torch.rand(B, length, H, V)}
+    elif fn.op.operation == "rwkv6":
+        tensors |= {"w": F.logsigmoid(torch.randn(B, length, H, K)), "u": torch.rand(H, K)}
     rest: dict[str, Any] = {"scale": 0.3} if "scale" in parameters else {}
     if "initial_state" in parameters and states:
         rest["output_final_state"] = True
@@ -206,7 +209,7 @@ def test_every_op_states_its_outputs(room):
     module = importlib.import_module(f"fla.ops.{room}")
     ops = [f.op for f in vars(module).values() if isinstance(getattr(f, "op", None), DispatchedOp)]
     assert ops
-    without = {op.name for op in ops if op.outputs is None and "q" in op.signature.parameters and not op.inplace}
+    without = {op.name for op in ops if op.outputs is None and "v" in op.signature.parameters and not op.inplace}
     assert not without
 
 

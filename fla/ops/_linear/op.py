@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fla.backends import dispatch
+from fla.backends import CallFacts, dispatch
 from fla.ops._common import checks
 from fla.ops._common.checks import ArgumentError
 from fla.ops._common.gates import compute_dtype
@@ -48,10 +48,13 @@ def linear_op(
     def decorate(fn: _F) -> _F:
         parameters = inspect.signature(fn).parameters
         names = tuple(parameters)
-        required = tuple(n for n, p in parameters.items() if p.default is p.empty and n in ("q", "k", "v", *row.gates))
+        required = tuple(
+            n for n, p in parameters.items() if p.default is p.empty and n in (row.query, "k", "v", *row.gates)
+        )
 
         def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-            return {**dict(zip(names, args, strict=False)), **kwargs}
+            values = {**dict(zip(names, args, strict=False)), **kwargs}
+            return {"q": values[row.query], **values}
 
         def validate(*args: Any, **kwargs: Any) -> None:
             values = bind(args, kwargs)
@@ -64,7 +67,8 @@ def linear_op(
         def empty_outputs(*args: Any, **kwargs: Any) -> Any:
             return (outputs or state_outputs)(bind(args, kwargs))
 
-        wrap = dispatch(row.op, validate=validate, outputs=empty_outputs, renamed=renamed, removed=removed)
+        facts = CallFacts(tensors=(row.query, "k", "v"))
+        wrap = dispatch(row.op, validate=validate, facts=facts, outputs=empty_outputs, renamed=renamed, removed=removed)
         return wrap(fn)
 
     return decorate
@@ -75,8 +79,9 @@ def _check_call(row: LinearRow, values: Values) -> None:
     q, k, v = values["q"], values["k"], values["v"]
     gates: dict[str, Tensor | None] = {name: get(name) for name in row.gates}
     shapes = {name: (gate, GATE_SHAPES[row.gates[name]]) for name, gate in gates.items()}
-    sizes = checks.check_shapes(q=(q, "B T H K"), k=(k, "B T H K"), v=(v, "B T H V"), **shapes)
-    checks.check_same_dtype(q=q, k=k, v=v)
+    heads = {row.query: q, "k": k, "v": v}
+    sizes = checks.check_shapes(**{row.query: (q, "B T H K")}, k=(k, "B T H K"), v=(v, "B T H V"), **shapes)
+    checks.check_same_dtype(**heads)
     checks.check_floating(**gates)
     if gates.get("g") is not None and gates.get("g_gamma") is not None:
         raise ArgumentError("`g` and `g_gamma` exclude each other: add them up and pass the sum as `g` [B, T, H].")
@@ -85,7 +90,7 @@ def _check_call(row: LinearRow, values: Values) -> None:
         raise NotImplementedError("`g_gamma` has no gradient: detach it, or pass it as `g`, expanded to [B, T, H].")
     B, T, H, K, V = (sizes[axis] for axis in "BTHKV")
     states = _states(row, values)
-    checks.check_same_device(q=q, k=k, v=v, **gates, **states)
+    checks.check_same_device(**heads, **gates, **states)
     cu_seqlens, kv = get("cu_seqlens"), states.get("initial_state")
     N = checks.check_varlen(
         cu_seqlens, get("cu_seqlens_cpu"), B, T, kv, device=None if cu_seqlens is None else q.device

@@ -7,6 +7,9 @@ One recurrence serves all of them, per head with state ``S [K, V]``::
     o_t = scale * q_t S_t
 
 A row says which argument of an op is which of these gates, in natural logarithms, or which fixed decay its heads have.
+An op with a bonus ``u`` reads the state before the token instead, and the token itself with weight ``u``::
+
+    o_t = scale * q_t (S_{t-1} + diag(u) k_t (x) v_t)
 """
 
 from __future__ import annotations
@@ -27,13 +30,14 @@ __all__ = [
     "RECURRENT_GLA",
     "RETENTION",
     "ROWS",
+    "RWKV6",
     "SIMPLE_GLA",
     "LinearRow",
     "lightning_decay",
     "retention_decay",
 ]
 
-GATE_SHAPES = {"g": "B T H", "g_gamma": "H", "gk": "B T H K", "gv": "B T H V"}
+GATE_SHAPES = {"g": "B T H", "g_gamma": "H", "gk": "B T H K", "gv": "B T H V", "bonus": "H K"}
 
 
 @dataclass(frozen=True)
@@ -42,15 +46,17 @@ class LinearRow:
 
     Attributes:
         op: operation name, the room under ``fla.ops``.
-        gates: argument of the op -> gate of the recurrence, a key of `GATE_SHAPES`.
+        gates: argument of the op -> gate of the recurrence (or the bonus), a key of `GATE_SHAPES`.
         head_decay: whether the op fixes ``g_gamma`` itself.
         normaliser: whether the op may divide by ``scale * q_t . sum(k)``, and then carries that sum beside its state.
+        query: argument of the op that is the query.
     """
 
     op: str
     gates: Mapping[str, str] = field(default_factory=dict)
     head_decay: bool = False
     normaliser: bool = False
+    query: str = "q"
 
 
 SIMPLE_GLA = LinearRow("simple_gla", {"g": "g", "g_gamma": "g_gamma"})
@@ -59,8 +65,9 @@ RECURRENT_GLA = LinearRow("gla", {"gk": "gk", "gv": "gv"})
 RETENTION = LinearRow("retention", head_decay=True)
 LINEAR_ATTN = LinearRow("linear_attn", normaliser=True)
 LIGHTNING_ATTN = LinearRow("lightning_attn", head_decay=True)
+RWKV6 = LinearRow("rwkv6", {"w": "gk", "u": "bonus"}, query="r")
 
-ROWS = (SIMPLE_GLA, CHUNK_GLA, RECURRENT_GLA, RETENTION, LINEAR_ATTN, LIGHTNING_ATTN)
+ROWS = (SIMPLE_GLA, CHUNK_GLA, RECURRENT_GLA, RETENTION, LINEAR_ATTN, LIGHTNING_ATTN, RWKV6)
 
 
 def retention_decay(q: Tensor) -> Tensor:

@@ -191,8 +191,8 @@ def test_layers_that_do_not_exist(op) -> None:
 def test_every_exported_op_loads_and_planned_ones_say_so() -> None:
     for name in fla.ops.__all__:
         assert callable(getattr(fla.ops, name)), name
-    assert not hasattr(fla.ops, "chunk_rwkv6")
+    assert not hasattr(fla.ops, "chunk_cyfa")
     with pytest.raises(AttributeError, match="does not exist yet"):
-        fla.ops.chunk_rwkv6  # noqa: B018
+        fla.ops.chunk_cyfa  # noqa: B018
     with pytest.raises(AttributeError, match="no attribute"):
         fla.ops.chunk_nonsense  # noqa: B018

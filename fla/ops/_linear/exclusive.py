@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: MIT
+"""Reading the state before a token instead of after it, with the engine as it is.
+
+What token ``t`` reads exclusively is what token ``t - 1`` reads inclusively, so queries move back by one token, outputs
+move forward by one, and only the first token of a sequence needs care: it reads the initial state.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from fla.ops._common.gates import compute_dtype, without_autocast
+from fla.ops._common.varlen import host_offsets
+from fla.ops._linear.torch_chunk import linear_attention
+
+__all__ = ["bonus_attention"]
+
+
+@without_autocast
+def bonus_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gk: Tensor,
+    bonus: Tensor,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    reverse: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """``o_t = scale q_t (S_{t-1} + diag(bonus) k_t (x) v_t)``, ``S_t = diag(e^gk_t) S_{t-1} + k_t (x) v_t``.
+
+    Args:
+        bonus: weight of the token itself ``[H, K]``.
+
+    The other arguments are those of :func:`fla.ops._linear.torch_chunk.linear_attention`. Returns ``o [B, T, H, V]``
+    and the final states (or None) in float32, float64 for float64 inputs.
+    """
+    B, T, H, K = q.shape
+    wide = q.to(compute_dtype(q.dtype)) * (K**-0.5 if scale is None else scale)
+    own = (wide * k.to(wide.dtype) * bonus.to(wide.dtype)).sum(-1, keepdim=True) * v.to(wide.dtype)
+    first, last, live = _ends(T, reverse, q.device, cu_seqlens, cu_seqlens_cpu)
+    back = 1 if reverse else -1
+    read, final = linear_attention(
+        wide.roll(back, 1).index_fill(1, last, 0.0),
+        k,
+        v,
+        scale=1.0,
+        gk=gk,
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        reverse=reverse,
+        cu_seqlens=cu_seqlens,
+        cu_seqlens_cpu=cu_seqlens_cpu,
+    )
+    read = read.roll(-back, 1)
+    if initial_state is None or T == 0:
+        return own + read.index_fill(1, first, 0.0), final
+    rows = wide.index_select(1, first)
+    state = initial_state if live is None else initial_state.index_select(0, live)
+    initial = torch.einsum("nhk,nhkv->nhv", rows.flatten(0, 1), state.to(wide.dtype))
+    return own + read.index_copy(1, first, initial.view(B, len(first), H, v.shape[-1])), final
+
+
+def _ends(
+    T: int, reverse: bool, device: torch.device, cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """First and last tokens, in the direction of the run, of the sequences that have any, and which those are (None
+    without offsets)."""
+    offsets = (0, T) if cu_seqlens is None else host_offsets(cu_seqlens, cu_seqlens_cpu)
+    spans = [(n, a, b - 1) for n, (a, b) in enumerate(itertools.pairwise(offsets)) if b > a]
+    live, first, last = (torch.tensor([span[i] for span in spans], dtype=torch.int64, device=device) for i in range(3))
+    if reverse:
+        first, last = last, first
+    return first, last, None if cu_seqlens is None else live
