@@ -68,7 +68,8 @@ def emulate(x: dict[str, Tensor], do: Tensor, dht: Tensor, dtype: torch.dtype) -
     aQ = (Q * q).sum(-1)
     dG = (aQ + aR - aW).flip(-1).cumsum(-1).flip(-1) + first[..., None]
     out |= {
-        "q": r(Q - q * (rq * rq * aQ / scale**2)[..., None]), "k": r(R + W - k * (rk * rk * (aR + aW))[..., None]), "v": D,
+        "q": r(Q - q * (rq * rq * aQ / scale**2)[..., None]),
+        "k": r(R + W - k * (rk * rk * (aR + aW))[..., None]), "v": D,
         "g": dG, "beta": aW / beta,
     }  # fmt: skip
     back = lambda t: t.reshape(H, T, *t.shape[3:]).transpose(0, 1)[None]

@@ -21,6 +21,9 @@ class Launcher:
     part of the signature here.
     """
 
+    # Off while kernels are compiled for several chips in one process.
+    remember = True
+
     def __init__(self, fn: Any) -> None:
         self.fn = fn
         self._compiled: dict[Any, Any] = {}
@@ -64,7 +67,7 @@ class Launcher:
             raise TypeError(f"{self.fn.__name__} takes the constexprs {names}, got {tuple(meta)}")
         kernel = self.fn[(grid,)](*args, **meta, **options)
         # The interpreter returns nothing.
-        if aligned and kernel is not None:
+        if aligned and kernel is not None and self.remember:
             self._compiled[signature] = kernel
 
 
