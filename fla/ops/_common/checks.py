@@ -120,9 +120,11 @@ def check_floating(**tensors: Tensor | None) -> None:
 def check_same_device(**tensors: Tensor | None) -> None:
     """Check that all given tensors live on one device; ``None`` is skipped."""
     device: torch.device | None = None
-    for tensor in tensors.values():
+    for name, tensor in tensors.items():
         if tensor is None:
             continue
+        if not isinstance(tensor, Tensor):
+            check_tensor(name, tensor)
         if device is None:
             device = tensor.device
         elif tensor.device != device:

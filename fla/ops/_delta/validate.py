@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fla.ops._common import checks
-from fla.ops._common.checks import ArgumentError
+from fla.ops._common.checks import ArgumentError, DtypeError
 
 
 def check_call(
@@ -75,6 +75,8 @@ def check_gate(
                     "or leave it out when `g` already is the log decay."
                 )
         return
+    if lower_bound is not None and not isinstance(lower_bound, (int, float, torch.SymFloat)):
+        raise DtypeError(f"`lower_bound` must be a number or None, got {type(lower_bound).__name__}.")
     if A_log is None and lower_bound is None:
         wanted = "`A_log` or `lower_bound`" if bounded else "`A_log`"
         raise ArgumentError(f"use_gate_in_kernel=True needs {wanted}.")

@@ -239,6 +239,16 @@ def test_tensors_that_no_op_does_without(op, name) -> None:
     refuse(op, f"`{name}` must be a tensor, got NoneType", **{name: None})
 
 
+@pytest.mark.parametrize("op", OPS, ids=by_name)
+def test_a_state_that_is_no_tensor(op) -> None:
+    refuse(op, "`initial_state` must be a tensor, got list", DtypeError, initial_state=[1])
+
+
+@pytest.mark.parametrize("op", KDA, ids=by_name)
+def test_a_bound_that_is_no_number(op) -> None:
+    refuse(op, "`lower_bound` must be a number or None, got str", DtypeError, use_gate_in_kernel=True, lower_bound="-5")
+
+
 def test_recurrent_gdn_needs_what_its_flags_use() -> None:
     x = good(fused_recurrent_gated_delta_rule)
     x.pop("g")
