@@ -27,7 +27,7 @@ from fla.ops._linear.state_pass import pass_gradients, pass_states
 __all__ = ["VectorChunks"]
 
 # Elements of one [rows, C, D] operand that are worked on at once: bounds scratch memory, fits a CPU cache.
-_SLAB_CPU, _SLAB_DEVICE = 1 << 20, 1 << 24
+_SLAB_CPU, _SLAB_DEVICE = 1 << 17, 1 << 24
 
 
 def _slabs(n: int, rows: int, width: int, device: torch.device) -> list[slice]:
