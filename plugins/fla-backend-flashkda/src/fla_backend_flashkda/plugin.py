@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import platform
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 from fla.backends import BaseBackend, Capability, Rejection, hookimpl
 
@@ -37,6 +37,8 @@ class FlashKDA(BaseBackend):
         state_layouts=("k_first", "v_first"),
         backward=False,
     )
+    # The kernel's own rounding: up to 6.3e-3 of RMS on an H200 in the cases of fla's kit, whose bound is 5e-3.
+    testing_tolerances: ClassVar[dict[str, tuple[float, float]]] = {"bfloat16": (7e-3, 1e-2)}
 
     @classmethod
     def unavailable_reason(cls) -> str | None:
@@ -71,6 +73,7 @@ class FlashKDA(BaseBackend):
         allow_neg_eigval: bool = False,
         lower_bound: float | None = None,
         return_intermediate_states: bool = False,
+        cu_seqlens: Any = None,
         cp_context: Any = None,
         use_graph: bool = False,
     ) -> tuple[bool, str | Rejection | None]:
@@ -97,7 +100,7 @@ class FlashKDA(BaseBackend):
                 return False, f"{name} is {kind}, the kernel takes bfloat16: rounding it would change the result"
         from fla_backend_flashkda.rule import verdict
 
-        text = verdict(q)
+        text = verdict(q, cu_seqlens)
         return (True, None) if text is None else (False, Rejection("slower", text))
 
     def chunk_kda(

@@ -12,64 +12,70 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Point:
-    """One measured call: ``tokens`` is B * T, times are medians in milliseconds."""
+    """One measured call: tokens of a sequence, sequences times heads, and medians in milliseconds.
 
-    tokens: int
-    heads: int
+    Both kernels walk a sequence from its start, one chain for each sequence and head: length and number of the chains
+    decide.
+    """
+
+    length: int
+    chains: int
     flash_ms: float
     core_ms: float
 
-    @property
-    def size(self) -> float:
-        return math.log2(self.tokens * self.heads)
-
 
 #: Where and with what the table was measured. Nothing is said about other cards.
-CAPABILITY = (9, 0)
-CARD = "NVIDIA H200, torch 2.11, triton 3.6.0"
+CARD = "H200"
+WITH = "torch 2.11, triton 3.6"
 CORE = "1.0.0.dev0"
-#: Without initial state, gate and sigmoid in the kernel, inference. Empty: core has not been measured yet.
-TABLE: tuple[Point, ...] = ()
+#: Inference, everything in the kernel, no states; kernels of core as its check_kda.py times them.
+TABLE: tuple[Point, ...] = (
+    Point(length=8192, chains=96, flash_ms=1.45, core_ms=1.312),
+    Point(length=2048, chains=64, flash_ms=0.333, core_ms=0.410),
+    Point(length=32768, chains=16, flash_ms=3.62, core_ms=1.034),
+)
 
 
 def slower(
-    tokens: int,
-    heads: int,
+    length: float,
+    chains: int,
     *,
     triton: bool,
-    capability: tuple[int, int] | None,
+    card: str | None,
     core: str,
     table: Sequence[Point] = TABLE,
 ) -> str | None:
-    """Why core should run a call of `tokens` (B * T) and `heads`, or None.
+    """Why core should run a call of `chains` (sequences times heads) with `length` tokens each, or None.
 
-    The nearest measured size decides. ``triton`` says whether core would run its Triton path; its PyTorch path is never
-    faster. ``capability`` is that of the card and ``core`` core's version.
+    The nearest measured call decides, by the ratios of both sizes. ``triton`` says whether core would run its Triton
+    path; its PyTorch path is never faster. ``card`` is the name of the card and ``core`` core's version.
     """
     from packaging.version import Version
 
-    if not (triton and table and tokens and heads) or capability != CAPABILITY or Version(core) < Version(CORE):
+    if not (triton and table and length and chains) or card is None or CARD not in card.split():
         return None
-    size = math.log2(tokens * heads)
-    point = min(table, key=lambda p: abs(p.size - size))
+    if Version(core) < Version(CORE):
+        return None
+    point = min(table, key=lambda p: math.log2(p.length / length) ** 2 + math.log2(p.chains / chains) ** 2)
     if point.core_ms >= point.flash_ms:
         return None
     return (
-        f"core's kernels are faster: {point.core_ms:.3g} ms against {point.flash_ms:.3g} ms for {point.tokens} tokens "
-        f"of {point.heads} heads (measured on {CARD}, core {CORE})"
+        f"core's kernels are faster: {point.core_ms:.3g} ms against {point.flash_ms:.3g} ms for {point.length} tokens, "
+        f"{point.chains} sequences times heads (measured on {CARD}, {WITH}, core {CORE})"
     )
 
 
-def verdict(q: Any) -> str | None:
-    """:func:`slower` for a call with queries `q` ``[B, T, H, K]`` in this process."""
+def verdict(q: Any, cu_seqlens: Any = None) -> str | None:
+    """:func:`slower` for a call with queries `q` ``[B, T, H, K]`` in this process. Packed sequences count as equal."""
     if not TABLE:
         return None
     B, T, H = q.shape[:3]
-    return _verdict(B * T, H, q.device)
+    N = B if cu_seqlens is None else max(1, cu_seqlens.shape[0] - 1)
+    return _verdict(B * T / N if N else 0, N * H, q.device)
 
 
 @functools.lru_cache(maxsize=1024)
-def _verdict(tokens: int, heads: int, device: Any) -> str | None:
+def _verdict(length: float, chains: int, device: Any) -> str | None:
     import torch
 
     import fla
@@ -77,9 +83,9 @@ def _verdict(tokens: int, heads: int, device: Any) -> str | None:
     from fla.ops.kda import chunk_kda
 
     # A meta tensor (explain) stands for one on this machine's accelerator.
-    capability = None
+    card = None
     if device.type in ("cuda", "meta") and torch.cuda.is_available():
-        capability = torch.cuda.get_device_capability(None if device.type == "meta" else device)
+        card = torch.cuda.get_device_name(None if device.type == "meta" else device)
     path = getattr(chunk_kda, "op").triton_path  # noqa: B009  # the attribute is not in the function's type
     triton = path is not None and devices.has_triton_driver("cuda")
-    return slower(tokens, heads, triton=triton, capability=capability, core=fla.__version__)
+    return slower(length, chains, triton=triton, card=card, core=fla.__version__)
