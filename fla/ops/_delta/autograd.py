@@ -59,7 +59,7 @@ class ScalarDelta(torch.autograd.Function):
         call: ScalarCall = ctx.call
         if do is None and dht is None:
             return (None,) * 10
-        do = torch.zeros_like(v) if do is None else do.contiguous()
+        do = torch.zeros_like(v) if do is None else _aligned(do)
         dht = None if dht is None else dht.contiguous()
         with on_device(q):
             dh0 = torch.empty_like(h0) if ctx.needs_input_grad[7] else None
@@ -83,6 +83,12 @@ def _c(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
 
 
+def _aligned(x: Tensor) -> Tensor:
+    """Contiguous and on a 16-byte boundary, which descriptors need; a contiguous view may begin anywhere."""
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() & 15 else x
+
+
 def delta_rule(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, *, scale: float | None,
     initial_state: Tensor | None,
@@ -95,7 +101,7 @@ def delta_rule(
     natural log of the decay, or the gate's input where ``A_log`` `[HV]` is given. ``beta_scale`` not 0: beta goes
     through ``beta_scale * sigmoid``. Arguments have been checked by the public functions.
     """
-    q, k, v, beta = q.contiguous(), k.contiguous(), v.contiguous(), beta.contiguous()
+    q, k, v, beta = _aligned(q), _aligned(k), _aligned(v), beta.contiguous()
     g, A_log, dt_bias, h0 = _c(g), _c(A_log), _c(dt_bias), _c(initial_state)
     scale = k.shape[-1] ** -0.5 if scale is None else scale
     with on_device(q):

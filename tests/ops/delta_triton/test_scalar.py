@@ -185,3 +185,16 @@ def test_empty_inputs_return_the_initial_state():
     )  # fmt: skip
     assert o.shape == x["v"].shape
     torch.testing.assert_close(ht, x["initial_state"])
+
+
+def test_views_that_begin_off_a_16_byte_boundary():
+    x = make_inputs(T=20, K=16, dtype=torch.float16)
+    for n in ("q", "k", "v"):
+        shifted = torch.zeros(x[n].numel() + 1, dtype=torch.float16)[1:].view(x[n].shape)
+        x[n] = shifted.copy_(x[n])
+        assert x[n].is_contiguous()
+    o, _ = delta_rule(
+        x["q"], x["k"], x["v"], x["g"], x["beta"], scale=None, initial_state=None, output_final_state=False, norm=True,
+        chip=CHIP,
+    )  # fmt: skip
+    assert ratio(o, with_gradients(x, torch.ones_like(o), None)["o"]) < 3e-3
