@@ -273,9 +273,11 @@ def truth(call: Call, dtypes: list[torch.dtype]) -> Truth:
                 x = x[n : n + 1]
             values[name] = x
         parts.append(call.spec.compute(values, call.flags))
-    results = [torch.cat([part[i] for part in parts], 1 if i == 0 else 0) for i in range(len(parts[0]))]
+    # A third result is either a second state or the states before chunks, which follow the tokens.
+    along_tokens = (0, 2) if call.flags.get("return_intermediate_states") else (0,)
+    results = [torch.cat([part[i] for part in parts], int(i in along_tokens)) for i in range(len(parts[0]))]
     if request.v_first and call.facts.state_v_first is not None:
-        results[1] = results[1].mT
+        results = [results[0], *(x.mT for x in results[1:])]
     if "output_final_state" not in call.parameters:
         results = results[:1]
     elif not request.final:

@@ -25,6 +25,21 @@ Results = list[Any]
 
 def delta(x: Values, flags: Values) -> Results:
     """Delta rules, whatever their decay; the activations that the kernels of some calls apply are written out here."""
+    if flags.get("return_intermediate_states"):
+        return [*_delta(x, flags), _states_before_chunks(x, flags)]
+    return _delta(x, flags)
+
+
+def _states_before_chunks(x: Values, flags: Values) -> Tensor:
+    """``[B, NT, HV, K, V]``: the final states of what precedes each chunk."""
+    T, states = x["q"].shape[1], []
+    for start in range(0, T, flags.get("chunk_size", 64)):
+        before = {name: t[:, :start] if name in ("q", "k", "v", "g", "beta") else t for name, t in x.items()}
+        states.append(_delta(before, flags)[1])
+    return torch.stack(states, 1)
+
+
+def _delta(x: Values, flags: Values) -> Results:
     q, k, v, beta = x["q"], x["k"], x["v"], x.get("beta")
     (B, T, H, K), (HV, V) = q.shape, v.shape[2:]
     if flags.get("use_qk_l2norm_in_kernel"):

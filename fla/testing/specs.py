@@ -45,12 +45,13 @@ class Variant:
     """A form of a call: flags, and inputs that are added, replaced or (None) left out.
 
     Attributes:
-        forms: what the form has in common with others; the reference looks at it.
+        without_grad: the op allows it under ``torch.no_grad`` only.
     """
 
     name: str
     flags: Mapping[str, Any] = field(default_factory=dict)
     inputs: Mapping[str, Input | None] = field(default_factory=dict)
+    without_grad: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class OpSpec:
 
 _DELTA, _LINEAR = "fla.testing.reference:delta", "fla.testing.reference:linear"
 PLAIN = Variant("plain")
+_CHUNKS_OF_16, _CHUNKS_OF_32 = (Variant(f"chunks_of_{size}", {"chunk_size": size}) for size in (16, 32))
 
 # The delta family
 
@@ -127,7 +129,6 @@ _WRITE_GATE = (
     Variant("sigmoid", _SIGMOID, {"beta": _RAW_BETA}),
     Variant("neg_eigval", {**_SIGMOID, "allow_neg_eigval": True}, {"beta": _RAW_BETA}),
 )
-_STRONG = {"g": Input("B T HV K", "strong_decay", wide=True)}
 _PER_VALUE = Variant("beta_per_value", {}, {"beta": Input("B T HV V", "unit_interval", wide=True)})
 _KDA_VARIANTS = (
     PLAIN,
@@ -167,12 +168,16 @@ _ROWS = (
             _gate("all_bounded", _RAW_KDA, "HV*K", _SAFE, whole=True),
             _gate("all_bounded_no_bias", _RAW_KDA, None, _SAFE, whole=True),
             _gate("all_in_kernel", _RAW_KDA, "HV*K", {}, whole=True),
+            Variant("safe_gate", {"safe_gate": True}),
+            Variant("no_recompute", {"disable_recompute": True}),
+            _CHUNKS_OF_32,
+            Variant("intermediate_states", {"return_intermediate_states": True}, without_grad=True),
         ),
         _DELTA,
         grouped=True,
     ),
     OpSpec("kda", "fused_recurrent_kda", _KDA, (*_KDA_VARIANTS, _PER_VALUE), _DELTA, grouped=True),
-    OpSpec("gated_delta_rule", "chunk_gated_delta_rule", _GDN, _GDN_VARIANTS, _DELTA, grouped=True),
+    OpSpec("gated_delta_rule", "chunk_gated_delta_rule", _GDN, (*_GDN_VARIANTS, _CHUNKS_OF_32), _DELTA, grouped=True),
     OpSpec(
         "gated_delta_rule",
         "fused_recurrent_gated_delta_rule",
@@ -188,7 +193,7 @@ _ROWS = (
         _DELTA,
         grouped=True,
     ),
-    OpSpec("delta_rule", "chunk_delta_rule", _DELTA_RULE, (PLAIN, _NORM), _DELTA),
+    OpSpec("delta_rule", "chunk_delta_rule", _DELTA_RULE, (PLAIN, _NORM, _CHUNKS_OF_32), _DELTA),
     OpSpec(
         "delta_rule",
         "fused_recurrent_delta_rule",
@@ -230,6 +235,7 @@ _ROWS = (
             _GAMMA,
             Variant("no_decay", {}, {"g": None}),
             Variant("strong_decay", {}, {"g": Input("B T H", "strong_decay", wide=True)}),
+            _CHUNKS_OF_16,
         ),
         _LINEAR,
     ),
@@ -251,7 +257,7 @@ _ROWS = (
     *(
         OpSpec("retention", name, _LINEAR_HEADS, variants, "fla.testing.reference:retention")
         for name, variants in (
-            ("chunk_retention", (PLAIN,)),
+            ("chunk_retention", (PLAIN, _CHUNKS_OF_16)),
             ("fused_chunk_retention", (PLAIN,)),
             ("fused_recurrent_retention", (PLAIN, _REVERSE)),
             ("parallel_retention", (PLAIN,)),
@@ -278,7 +284,7 @@ _ROWS = (
     *(
         OpSpec("lightning_attn", name, _LINEAR_HEADS, variants, "fla.testing.reference:lightning")
         for name, variants in (
-            ("chunk_lightning_attn", (Variant("plain", _LAYER),)),
+            ("chunk_lightning_attn", (Variant("plain", _LAYER), Variant("chunks_of_16", {**_LAYER, "chunk_size": 16}))),
             (
                 "fused_recurrent_lightning_attn",
                 (Variant("plain", _LAYER), Variant("reverse", {**_LAYER, "reverse": True})),

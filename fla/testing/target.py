@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -100,12 +100,16 @@ class Target:
         with use_backend(self.backend, strict=True):
             yield
 
+    def mode(self, call: Call) -> AbstractContextManager[Any]:
+        """Grad mode off for forms of the op that want it so."""
+        return torch.no_grad() if call.variant.without_grad else nullcontext()
+
     def draw(self, request: Request) -> Call:
         return draw(self.op, self.spec, request, self.device, self.fixed)
 
     def verdict(self, call: Call) -> Verdict:
         """What the backend says to a call, under a strict pin; nothing is run."""
-        with self.pinned():
+        with self.pinned(), self.mode(call):
             return explain(self.function, **call.keywords()).verdict(self.backend)
 
     def takes(self, parameter: str | None) -> bool:

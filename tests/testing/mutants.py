@@ -717,6 +717,28 @@ class SeedsGenerator(Right):
         return core(**x)
 
 
+class ForgetsIntermediateStates(Right):
+    """Returns the states after chunks for those before."""
+
+    backend_type = "forgets_intermediate_states"
+    killers = ("forward-intermediate_states-float32",)
+
+    def chunk_kda(self, **x: Any) -> Any:
+        result = core(**x)
+        return (*result[:2], result[2].roll(-1, 1)) if x["return_intermediate_states"] else result
+
+
+class IgnoresIntermediateStates(Right):
+    """Accepts the flag and does not look at it."""
+
+    backend_type = "ignores_intermediate_states"
+    killers = ("forward-intermediate_states-float32",)
+    says = "3 results are due, got 2"
+
+    def chunk_kda(self, **x: Any) -> Any:
+        return core(**{**x, "return_intermediate_states": False})
+
+
 def _all(base: type[Right]) -> list[type[Right]]:
     return [found for child in base.__subclasses__() for found in (child, *_all(child))]
 

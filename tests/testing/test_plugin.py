@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import ClassVar
 
 import importlib_metadata  # noqa: F401  replaces a finder at its first import, which must not happen inside pytester
@@ -15,7 +17,7 @@ import torch
 
 from fla.backends import BackendRegistry, BaseBackend, Capability, register, use_backend
 from fla.ops.lightning_attn import chunk_lightning_attn
-from fla.testing import BackendConformance, targets
+from fla.testing import SPECS, BackendConformance, targets
 
 pytest_plugins = ["pytester"]
 OPERATION = "lightning_attn"
@@ -89,10 +91,10 @@ def test_refusals_are_counted_apart_and_their_reasons_shown(pytester, added):
 
     added(Small)
     result = run(pytester, "--fla-backend", "mine", "-k", "forward or packed-two")
-    result.assert_outcomes(passed=6)
+    result.assert_outcomes(passed=10)
     result.stdout.fnmatch_lines(
         [
-            "mine: 1 cases ran in the backend (1 calls), 5 refused as declared, 0 failed, 0 skipped",
+            "mine: 2 cases ran in the backend (2 calls), 8 refused as declared, 0 failed, 0 skipped",
             "  refused 2x: packed sequences (cu_seqlens) are not supported",
         ]
     )
@@ -241,6 +243,35 @@ def test_a_class_needs_no_options(pytester, added):
     result = pytester.runpytest_inprocess(*PLUGIN, "-k", "T65 or registered")
     result.assert_outcomes(passed=4, failed=1)
     result.stdout.fnmatch_lines(["*TestOther::test_case?absent-registered?*"])
+
+
+def test_a_package_adds_a_row_for_an_op_of_its_own(pytester, monkeypatch):
+    """The example of docs/backends/testing.md."""
+    page = (Path(__file__).parents[2] / "docs" / "backends" / "testing.md").read_text(encoding="utf-8")
+    (pytester.path / "own_op.py").write_text(re.search(r"no-run: rows.*?\n(.*?)^```", page, re.S | re.M)[1])
+    monkeypatch.syspath_prepend(pytester.path)
+    pytester.makepyfile(
+        """
+        import own_op
+        from fla.backends import BaseBackend, register
+        from fla.testing import BackendConformance
+
+        class Own(BaseBackend):
+            backend_type = "own"
+            def running_sum(self, q, weight=1.0):
+                return (q * weight).cumsum(1)
+
+        register("running_sum", Own())
+
+        class TestOwn(BackendConformance):
+            backend_type = "own"
+            device = "cpu"
+        """
+    )
+    result = pytester.runpytest_inprocess(*PLUGIN)
+    SPECS.pop(("running_sum", "running_sum"))
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["own: 84 cases ran in the backend *, 0 refused as declared, 0 failed, 0 skipped"])
 
 
 # Fixtures
