@@ -90,8 +90,9 @@ def plan(
     kb = min(kp, 128 if half and not exact else 64)
     bv = min(vp, 64 if half else 32)
     # Few sequences and heads: more, smaller programs; otherwise the states' gradients want the widest rows that fit.
-    few = sequences * heads * (vp // min(vp, 64)) <= chip.sms
-    bv_bwd = min(vp, (64 if wide or few else 128) if tma else 32)
+    small = chip.smem < 200_000
+    few = small or sequences * heads * (vp // min(vp, 64)) <= chip.sms
+    bv_bwd = min(vp, (64 if wide or few else 128) if tma else (64 if half and chip.arch < 90 else 32))
     # 32 rows keep the exact form on the warp-wide matrix instructions. With 64, ptxas 12.8 (triton 3.6) makes the
     # descriptor of a shared-memory operand of its levels from the wrong register: wrong gradients, or a fault.
     gkb = min(kp, 32 if half and exact else 64)
@@ -119,9 +120,11 @@ def plan(
         prec=prec,
         gprec=gprec,
         iprec=iprec,
-        prep=Launch(4, 1, 168 if half and not exact else None),
-        scan=Launch(4, 3 if tma and not wide else 2),
-        scan_bwd=Launch(8, 4) if bv_bwd >= 128 else Launch(4, 3 if tma and not wide else 2),
+        prep=Launch(4, 1, 168 if half and not exact and chip.arch >= 90 else None),
+        scan=Launch(4, 3 if tma and not wide else (1 if small and wide else 2)),
+        scan_bwd=Launch(8, 4)
+        if bv_bwd >= 128
+        else Launch(4, 3 if tma and not wide and not small else (1 if small and wide else 2)),
         scores=Launch(2, 1),
         grad=Launch(4, 1),
         merge=Launch(4, 2),
