@@ -7,9 +7,13 @@ import argparse
 import math
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from fla.cli._output import CliError, add_json_option, print_json
+
+_Number = TypeVar("_Number", int, float)
 
 EPILOG = """\
 Writes checkpoint/, metrics.json and loss.png into --out. Ctrl-C during training stops it there, saves everything that
@@ -47,15 +51,22 @@ def run(args: argparse.Namespace) -> int:
     return 130 if metrics["interrupted"] else 0
 
 
+def _number(kind: Callable[[str], _Number], text: str) -> _Number:
+    try:
+        return kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, got {text!r}") from None
+
+
 def _positive(text: str) -> float:
-    value = float(text)
+    value = _number(float, text)
     if not (value > 0 and math.isfinite(value)):
         raise argparse.ArgumentTypeError(f"must be a finite number above 0, got {text}")
     return value
 
 
 def _count(text: str) -> int:
-    value = int(text)
+    value = _number(int, text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"must not be negative, got {text}")
     return value

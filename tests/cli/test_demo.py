@@ -121,6 +121,8 @@ def test_ctrl_c_saves_what_exists_and_exits_with_130(text, tmp_path):
     [
         (("--seconds", "0"), 2, "above 0"),
         (("--seconds", "nan"), 2, "above 0"),
+        (("--seconds", "soon"), 2, "must be a number"),
+        (("--tokens", "2.5"), 2, "must be a number"),
         (("--tokens", "-1"), 2, "negative"),
         (("--device", "warp"), 3, "--device warp cannot be used"),
         (("--text", "/nowhere/at/all"), 1, "no Python source files"),
