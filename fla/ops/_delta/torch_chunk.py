@@ -232,18 +232,19 @@ def _slab_backward(
         d_total = (kept.h * dh).sum(-1).mul_(kept.head[:, -1])
         if kept.dense is not None:
             d_head = from_rows((d_started * started).sum(-1, True), exclusive)
-            dg = DecayGradient(d_head, (d_ended * ended).sum(-1, True), d_total.sum(-1, True))
-            dense_decay_gradient(d_scores * kept.scores, exclusive, dg)
+            d_tail = (d_ended * ended).sum(-1, True)
+            dg = dense_decay_gradient(d_scores * kept.scores, exclusive, d_head, d_tail, d_total.sum(-1, True))
             d_rows, dw = d_started.mul_(heads), d_ended.mul_(kept.tail)
             dense_backward(d_scores, rows, x.write, kept.dense, d_rows, dw)
         else:
             d_rows, dw, levels = channelwise_backward(d_scores, rows, x.write, DecayTree(x.g), exclusive)
             d_rows.addcmul_(d_started, heads)
             dw.addcmul_(d_ended, kept.tail)
-            dg = DecayGradient(from_rows(d_started.mul_(started), exclusive), d_ended.mul_(ended), d_total)
+            gradient = DecayGradient(from_rows(d_started.mul_(started), exclusive), d_ended.mul_(ended), d_total)
             for level in reversed(levels):
-                dg.descend(*level)
-        out.g.copy_(dg.head)
+                gradient.descend(*level)
+            dg = gradient.head
+        out.g.copy_(dg)
     out.q.copy_(d_rows[:, 0])
     d_read = d_rows[:, 1]
     _gradient_of_factor(d_read, x.write if x.read is None else x.read, out.erase)

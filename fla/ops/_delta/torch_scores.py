@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fla.ops._delta.torch_decay import DecayGradient, DecayTree, blocks, for_rows, from_rows, halves
+from fla.ops._delta.torch_decay import DecayTree, blocks, for_rows, from_rows, halves
 
 
 def dense_factors(tree: DecayTree, exclusive: bool) -> Tensor:
@@ -47,15 +47,20 @@ def dense_backward(d_scores: Tensor, rows: Tensor, w: Tensor, factors: Tensor, d
     dw.baddbmm_(products.mT, rows.view(X, 2 * C, K))
 
 
-def dense_decay_gradient(pairs: Tensor, exclusive: bool, dg: DecayGradient) -> Tensor:
-    """Gradient of ``g [X, C, 1]`` from ``pairs``, the scores times their gradients, and from what ``dg`` holds."""
-    pairs = from_rows(pairs, exclusive).unsqueeze(1)
-    half = pairs.shape[-1] // 2
-    while half:
-        part = blocks(pairs, half).squeeze(2)
-        dg.descend(half, part.sum(-1, True), part.sum(-2).unsqueeze(-1))
-        half //= 2
-    return dg.head
+def dense_decay_gradient(pairs: Tensor, exclusive: bool, d_head: Tensor, d_tail: Tensor, d_total: Tensor) -> Tensor:
+    """Gradient of ``g [X, C, 1]`` from gradients of the logarithms of its factors: between tokens (``pairs [X, 2, C,
+    C]``, scores times their gradients), from the start and to the end of the chunk (``[X, C, 1]``) and over all of it
+    (``[X, 1]``).
+
+    ``g_t`` is in the factor from ``j`` to ``i`` where ``j < t <= i``. Only such terms are summed; none is taken back.
+    """
+    C = pairs.shape[-1]
+    later = pairs.new_ones(C, C).triu_()
+    earlier = pairs.new_ones(C, C).tril_(-1)
+    dg = torch.matmul(later, from_rows(pairs, exclusive)).mul_(earlier).sum(-1, True)
+    dg += torch.matmul(later, d_head)
+    dg += torch.matmul(earlier, d_tail)
+    return dg.add_(d_total.unsqueeze(1))
 
 
 class _Level:
