@@ -147,6 +147,11 @@ def _packed(target: Target, base: Request) -> Iterator[Case]:
             yield _case(target, checks.check_values, f"packed-{name}{suffix}", base, lengths=lengths, initial=initial)
     packed = {"lengths": PACKED["several_empty"]}
     yield _case(target, checks.check_values, "packed-int32", base, offsets="int32", **packed)
+    if target.takes("use_graph"):
+        graph = {"variant": "graph", "lengths": PACKED["middle_empty"], "uncovered": 21}
+        yield _case(target, checks.check_values, "packed-graph", base, **graph)
+        yield _case(target, checks.check_poisoned, "poisoned-graph", base, **graph)
+        yield _case(target, checks.check_values, "backward-packed-graph", base, grad=("*",), **graph)
     if target.takes(f"{target.op.facts.cu_seqlens}_cpu"):
         yield _case(target, checks.check_values, "packed-offsets_on_cpu", base, offsets_on_cpu=True, **packed)
 

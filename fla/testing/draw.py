@@ -31,6 +31,7 @@ class Request:
         B, T, H, K, V: sizes; ``T`` is the sum of ``lengths`` where those are given.
         group: value heads per key head.
         lengths: of packed sequences, or None.
+        uncovered: tokens after the last packed sequence, of which nothing may come.
         offsets: dtype of ``cu_seqlens``.
         offsets_on_cpu: also pass ``cu_seqlens_cpu``.
         initial: dtype of the initial state, or None for no state.
@@ -55,6 +56,7 @@ class Request:
     K: int = 32
     V: int = 16
     lengths: tuple[int, ...] | None = None
+    uncovered: int = 0
     offsets: str = "int64"
     offsets_on_cpu: bool = False
     initial: str | None = "float32"
@@ -72,7 +74,7 @@ class Request:
         if self.lengths is None:
             B, T, N = self.B, self.T, self.B
         else:
-            B, T, N = 1, sum(self.lengths), len(self.lengths)
+            B, T, N = 1, sum(self.lengths) + self.uncovered, len(self.lengths)
         return {"B": B, "T": T, "N": N, "H": self.H, "HV": self.H * self.group, "K": self.K, "V": self.V}
 
 
@@ -276,6 +278,9 @@ def truth(call: Call, dtypes: list[torch.dtype]) -> Truth:
     # A third result is either a second state or the states before chunks, which follow the tokens.
     along_tokens = (0, 2) if call.flags.get("return_intermediate_states") else (0,)
     results = [torch.cat([part[i] for part in parts], int(i in along_tokens)) for i in range(len(parts[0]))]
+    if request.uncovered:
+        o = results[0]
+        results[0] = torch.cat([o, o.new_zeros(o.shape[0], request.uncovered, *o.shape[2:])], 1)
     if request.v_first and call.facts.state_v_first is not None:
         results = [results[0], *(x.mT for x in results[1:])]
     if "output_final_state" not in call.parameters:

@@ -171,6 +171,7 @@ _ROWS = (
             Variant("safe_gate", {"safe_gate": True}),
             Variant("no_recompute", {"disable_recompute": True}),
             _CHUNKS_OF_32,
+            Variant("graph", {"use_graph": True}),
             Variant("intermediate_states", {"return_intermediate_states": True}, without_grad=True),
         ),
         _DELTA,

@@ -739,6 +739,21 @@ class IgnoresIntermediateStates(Right):
         return core(**{**x, "return_intermediate_states": False})
 
 
+class UnwrittenPadding(Right):
+    """In graph mode, leaves the rows after the last sequence unwritten."""
+
+    backend_type = "unwritten_padding"
+    killers = ("poisoned-graph",)
+
+    def chunk_kda(self, **x: Any) -> Any:
+        o, state = core(**x)
+        if not x["use_graph"] or x["cu_seqlens"] is None or needs_backward(x):
+            return o, state
+        written, end = torch.empty_like(o), int(x["cu_seqlens"][-1])
+        written[:, :end] = o[:, :end]
+        return written, state
+
+
 def _all(base: type[Right]) -> list[type[Right]]:
     return [found for child in base.__subclasses__() for found in (child, *_all(child))]
 
