@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -97,7 +98,7 @@ def recurrence(
         g = -rate * F.softplus(z) if lower is None else lower * torch.sigmoid(rate * z)
     if sigmoid:
         beta = sigmoid * torch.sigmoid(beta)
-    parts = [(slice(None), 0, T)] if cu is None else [(slice(0, 1), a, b) for a, b in zip(cu[:-1], cu[1:], strict=True)]
+    parts = [(slice(None), 0, T)] if cu is None else [(slice(0, 1), a, b) for a, b in itertools.pairwise(cu)]
     decay, outs, finals = g.exp(), [], []
     for n, (row, start, stop) in enumerate(parts):
         if initial_state is None:
@@ -110,7 +111,7 @@ def recurrence(
             S = S * decay[row, t][..., None]
             u = beta[row, t][..., None] * (v[row, t] - (k[row, t][..., None, :] @ S)[..., 0, :])
             S = S + k[row, t][..., None] * u[..., None, :]
-            o.append((q[row, t][..., None, :] @ S))
+            o.append(q[row, t][..., None, :] @ S)
             o[-1] = o[-1].transpose(1, 2)
         outs.append(torch.cat(o, 1))
         finals.append(S.mT if v_first else S)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fla.ops._delta.autograd import on_device
-from fla.ops._delta.vector_autograd import VectorCall, VectorDelta, Work
+from fla.ops._delta.vector_autograd import VectorDelta
 from fla.ops._delta.vector_covers import bounded_gate
+from fla.ops._delta.vector_work import VectorCall, Work
 
 
 def _chunk_states(work: Work, states: Tensor, chunk_size: int, cu_seqlens_cpu: Tensor | None, v_first: bool) -> Tensor:

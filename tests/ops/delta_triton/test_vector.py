@@ -11,9 +11,11 @@ import torch
 
 pytest.importorskip("triton")
 
+import itertools
+
 from vector_reference import make_inputs, ratio, with_gradients
 
-from fla.ops._delta import vector_autograd
+from fla.ops._delta import vector_work
 from fla.ops._delta.vector_entry import chunk_kda
 
 
@@ -47,8 +49,8 @@ def call(y, *, norm=True, raw=False, lower=None, sigmoid=0.0, v_first=False, cu=
 def run(x, monkeypatch=None, change: dict[str, Any] | None = None, scale_do=1.0, **settings):
     """Errors of outputs and of every gradient."""
     if change:
-        plan = vector_autograd.plan
-        monkeypatch.setattr(vector_autograd, "plan", lambda *a, **k: dataclasses.replace(plan(*a, **k), **change))
+        plan = vector_work.plan
+        monkeypatch.setattr(vector_work, "plan", lambda *a, **k: dataclasses.replace(plan(*a, **k), **change))
     y = {n: t.clone().requires_grad_() for n, t in x.items()}
     o, ht = call(y, **settings)
     gen = torch.Generator().manual_seed(1)
@@ -147,9 +149,9 @@ def test_intermediate_states_are_those_before_each_chunk(chunk_size, cu):
     x = make_inputs(T=110, V=24)
     cut = cu or [0, 110]
     with torch.no_grad():
-        o, ht, h = call(x, cu=cu, states=True, chunk_size=chunk_size, safe=True)
+        _o, _ht, h = call(x, cu=cu, states=True, chunk_size=chunk_size, safe=True)
         want = []
-        for a, b in zip(cut[:-1], cut[1:], strict=True):
+        for a, b in itertools.pairwise(cut):
             for t in range(a, b, chunk_size):
                 part = {n: v[:, a:t] for n, v in x.items()}
                 want.append(call(part, safe=True)[1] if t > a else torch.zeros(1, 1, 16, 24))

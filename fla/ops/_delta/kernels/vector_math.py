@@ -172,7 +172,7 @@ def write_rate(x, BETA: tl.constexpr):
 
 @triton.jit
 def one_matrix(ones, index, N: tl.constexpr):
-    """0/1 matrix ``index`` [N, N] of the constants that `vector_autograd.one_matrices` builds."""
+    """0/1 matrix ``index`` [N, N] of the constants that `vector_launch.one_matrices` builds."""
     r = tl.arange(0, N)
     return tl.load(ones + index * 4096 + r[:, None] * 64 + r[None, :])
 

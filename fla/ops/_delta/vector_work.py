@@ -1,0 +1,446 @@
+# SPDX-License-Identifier: MIT
+"""Buffers and launches of one call of the vector-decay chunk engine (KDA)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from fla.ops._common.device_index import ChunkTable, chunk_table
+from fla.ops._common.policy import Chip, chip_of, has_descriptors
+from fla.ops._delta.vector_launch import (
+    ONES_TYPES,
+    TL_TYPES,
+    TORCH_TYPES,
+    aligned,
+    matrix_of,
+    one_matrices,
+    rows_of,
+    run_grad,
+    run_merge,
+    run_prep,
+    run_scan,
+    run_scan_bwd,
+    run_scores,
+)
+from fla.ops._delta.vector_policy import VectorPlan, plan
+
+
+@dataclass(frozen=True)
+class VectorCall:
+    """What is fixed about a call.
+
+    Attributes:
+        scale: factor of q.
+        gate: 0: ``g`` is the log decay; 1: ``-exp(A_log) softplus(g + dt_bias)``; 2: bounded by ``lower``.
+        lower: bound of gate 2 in nat.
+        beta: 0: ``beta`` as given; 1: sigmoid; 2: twice the sigmoid.
+        norm: q and k are L2-normed in the op.
+        exact: any gate is allowed; otherwise all log decays lie in [-5, 0].
+        v_first: states are `[N, HV, V, K]`.
+        uncovered: rows may lie outside every sequence; outputs and gradients are 0 there.
+        keep: save states and new values for the backward instead of computing them again.
+    """
+
+    scale: float
+    gate: int = 0
+    lower: float = 0.0
+    beta: int = 0
+    norm: bool = False
+    exact: bool = True
+    v_first: bool = False
+    uncovered: bool = False
+    keep: bool = False
+
+
+class Work:
+    """Buffers and launches of one call. Buffers are indexed by tile = 64-token chunk * heads + head."""
+
+    def __init__(
+        self,
+        call: VectorCall,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        a_log: Tensor | None,
+        dt_bias: Tensor | None,
+        cu_seqlens: Tensor | None,
+        table: ChunkTable | None = None,
+    ) -> None:
+        self.call, self.q, self.k, self.v, self.g, self.beta = call, q, k, v, g, beta
+        self.a_log, self.dt_bias = a_log, dt_bias
+        self.B, self.T, self.HK, self.K = q.shape
+        self.H, self.V = v.shape[2], v.shape[3]
+        self.chip: Chip = chip_of(q.device)
+        self.table = chunk_table(self.B, self.T, 64, cu_seqlens) if table is None else table
+        self.N = self.table.sequences
+        self.plan: VectorPlan = plan(
+            self.chip,
+            str(q.dtype).removeprefix("torch."),
+            self.K,
+            self.V,
+            sequences=self.N,
+            heads=self.H,
+            length=self.T,
+            exact=call.exact,
+            normed=call.norm,
+            varlen=self.table.varlen,
+            aligned=aligned(q, k, v) and has_descriptors(),
+        )
+        self.tiles_n = max(self.table.chunks, 1) * self.H
+        self.ragged = self.table.varlen or self.T % 64 != 0
+        p = self.plan
+        self.gtma = p.tma and g.element_size() == 2 and aligned(g)
+        # bf16 decays are summed as they are, without rounding
+        self.raw = call.gate == 0 and g.dtype == torch.bfloat16 and p.gscore == "bf16"
+        self.index = (self.table.cu, self.table.offsets)
+        self.common = {
+            "DT": TL_TYPES[q.dtype],
+            "PREC": p.prec,
+            "VARLEN": self.table.varlen,
+            "ROWS": self.ragged,
+            "TMA": p.tma,
+        }
+        self.dims = {"K": self.K, "KP": p.kp, "V": self.V, "VP": p.vp}
+        self.gates = {
+            "GATE": call.gate,
+            "RATE": call.gate > 0 and a_log is not None,
+            "BIAS": call.gate > 0 and dt_bias is not None,
+            "BETA": call.beta,
+            "NORM": call.norm,
+            "EXACT": call.exact,
+            "GTMA": self.gtma,
+        }
+
+    def new(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.empty(shape, dtype=dtype or self.q.dtype, device=self.q.device)
+
+    def like(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        make = torch.zeros_like if self.call.uncovered else torch.empty_like
+        return make(x, dtype=dtype, memory_format=torch.contiguous_format)
+
+    def final_state(self) -> Tensor:
+        a, b = (self.V, self.K) if self.call.v_first else (self.K, self.V)
+        return self.new(self.N, self.H, a, b, dtype=torch.float32)
+
+    def rows(self, x: Tensor, block: int, width: int) -> Any:
+        return rows_of(x, (block, width), self.plan.tma)
+
+    def mat(self, x: Tensor, block: int, width: int) -> Any:
+        return matrix_of(x, (block, width), self.plan.tma)
+
+    def prep(self, train: bool) -> None:
+        """Tiles, score matrices and decays of all chunks."""
+        p, n = self.plan, self.tiles_n
+        self.nm = 3 if train else 2
+        self.tiles = self.new(n * 192, p.kp)
+        self.mats = self.new(n * 64 * self.nm, 32)
+        self.decay = self.new(n * 2, p.kp, dtype=torch.float32)
+        self.norms = self.new(n, 2, 64, dtype=torch.float32) if train and self.call.norm else self.decay
+        if self.table.chunks == 0:
+            return
+        gprec = "raw" if self.raw else p.gprec
+        run_prep(
+            self.H * self.table.chunks,
+            (
+                self.beta,
+                self.rows(self.q, 64, p.kb),
+                self.rows(self.k, 64, p.kb),
+                rows_of(self.g, (64, p.kb), self.gtma),
+                self.a_log,
+                self.dt_bias,
+                self.table.rows,
+                one_matrices(ONES_TYPES[gprec], self.q.device),
+                self.mat(self.tiles, 64, p.kb),
+                self.mat(self.mats, 64, 32),
+                self.decay,
+                self.norms,
+                self.T,
+                self.table.per_sequence,
+                self.H,
+                self.H // self.HK,
+                self.call.scale,
+                self.call.lower,
+            ),
+            {
+                "K": self.K,
+                "KP": p.kp,
+                "KB": p.kb,
+                "TRAIN": train,
+                "GPREC": gprec,
+                "SD": TL_TYPES[p.score],
+                "IPREC": p.iprec,
+                **self.gates,
+                **self.common,
+            },
+            p.prep.options(self.chip),
+            given=(self.q, self.g, self.beta, self.a_log, self.dt_bias),
+        )
+
+    def _scan(
+        self,
+        *,
+        o: Tensor | None,
+        states: Tensor | None,
+        save: int,
+        news: Tensor | None,
+        h0: Tensor | None,
+        ht: Tensor | None,
+        split: int,
+        steps: int,
+    ) -> None:
+        p = self.plan
+        bv = p.bv_map if split == 2 else p.bv
+        blocks = (p.vp + p.kp if split == 2 else p.vp) // bv
+        run_scan(
+            blocks * self.H * self.N * (p.segments if split else 1),
+            (
+                self.decay,
+                self.mat(self.tiles, 32, p.kp),
+                self.mat(self.mats, 32, 32),
+                self.rows(self.v, 32, bv),
+                None if o is None else rows_of(o, (32, bv), p.tma and not self.ragged and self.V % bv == 0),
+                None if states is None else self.mat(states, bv, p.kp),
+                None if news is None else self.mat(news, bv, 32),
+                h0,
+                ht,
+                *self.index,
+                self.T,
+                self.table.per_sequence,
+                self.H,
+                steps,
+                p.segments,
+            ),
+            {
+                "BV": bv,
+                "NM": self.nm,
+                "OUT": o is not None,
+                "SAVE": save,
+                "NEWS": news is not None,
+                "INIT": h0 is not None,
+                "FINAL": ht is not None,
+                "SPLIT": split,
+                "VFIRST": self.call.v_first,
+                "STAGES": p.scan.stages,
+                **self.dims,
+                **self.common,
+            },
+            p.scan.options(self.chip),
+            given=(self.v, h0, self.table.cu),
+        )
+
+    def scan(
+        self,
+        h0: Tensor | None,
+        *,
+        o: Tensor | None = None,
+        ht: Tensor | None = None,
+        states: Tensor | None = None,
+        save: int = 0,
+        news: Tensor | None = None,
+        entries: Tensor | None = None,
+    ) -> Tensor | None:
+        """Run the state pass; returns the entry states of the time segments if there are several."""
+        if self.N == 0:
+            return None
+        p = self.plan
+        kw: dict[str, Any] = {"o": o, "states": states, "save": save, "news": news, "ht": ht}
+        if p.segments == 1:
+            self._scan(h0=h0, split=0, steps=0, **kw)
+            return None
+        # Segments hold whole tiles of 64 tokens.
+        steps = triton.cdiv(triton.cdiv(self.T, 64), p.segments) * 2
+        if entries is None:
+            maps = self.new(self.N * p.segments * self.H, p.vp + p.kp, p.kp, dtype=torch.float32)
+            entries = self.new(self.N * p.segments * self.H, p.vp, p.kp, dtype=torch.float32)
+            self._scan(o=None, states=None, save=0, news=None, h0=None, ht=maps, split=2, steps=steps)
+            run_merge(
+                p.vp // 16 * self.H * self.N,
+                (
+                    maps,
+                    entries,
+                    h0,
+                    self.H,
+                    p.segments,
+                ),
+                {"BV": 16, "INIT": h0 is not None, "VFIRST": self.call.v_first, "PREC": p.prec, **self.dims},
+                p.merge.options(self.chip),
+                given=(h0,),
+            )
+        self._scan(h0=entries, split=1, steps=steps, **kw)
+        return entries
+
+    def state_buffers(self) -> tuple[Tensor, Tensor]:
+        p, n = self.plan, self.tiles_n
+        return self.new(n * 2 * p.vp, p.kp), self.new(n * p.vp, 64)
+
+    def states(self, h0: Tensor | None, entries: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """States before each 32 tokens and new values, both transposed, without the output."""
+        states, news = self.state_buffers()
+        self.scan(h0, states=states, save=2, news=news, entries=entries)
+        return states, news
+
+    def scan_bwd(self, do: Tensor, dht: Tensor | None, dh0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Reverse scan: dv, gradients of the new values and of the states after each 32 tokens."""
+        p, n = self.plan, self.tiles_n
+        dv = self.like(self.v)
+        exits = self.new(n * 2 * p.vp, p.kp)
+        ys = self.new(n * p.vp, 64)
+        if self.N > 0:
+            run_scan_bwd(
+                p.vp // p.bv_bwd * self.H * self.N,
+                (
+                    self.decay,
+                    self.mat(self.tiles, 32, p.kp),
+                    self.mat(self.mats, 32, 32),
+                    self.rows(do, 32, p.bv_bwd),
+                    rows_of(dv, (32, p.bv_bwd), p.tma and not self.ragged and self.V % p.bv_bwd == 0),
+                    self.mat(exits, p.bv_bwd, p.kp),
+                    self.mat(ys, p.bv_bwd, 32),
+                    dht,
+                    dh0,
+                    *self.index,
+                    self.T,
+                    self.table.per_sequence,
+                    self.H,
+                ),
+                {
+                    "BV": p.bv_bwd,
+                    "INIT": dh0 is not None,
+                    "FINAL": dht is not None,
+                    "VFIRST": self.call.v_first,
+                    "STAGES": p.scan_bwd.stages,
+                    **self.dims,
+                    **self.common,
+                },
+                p.scan_bwd.options(self.chip),
+                given=(do, dht, dh0, self.table.cu),
+            )
+        return dv, ys, exits
+
+    def grad(
+        self, o: Tensor, do: Tensor, states: Tensor, news: Tensor, exits: Tensor, ys: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Chunk-local gradients (dq, dk, dg, dbeta, dA_log, d dt_bias)."""
+        p = self.plan
+        B, T, H, K = self.B, self.T, self.H, self.K
+        group = H // self.HK
+        groups = p.kp // p.gkb
+        chunks = 2 * self.table.chunks
+        wide = torch.float32 if group > 1 else self.q.dtype
+        dq = self.like(self.g, dtype=wide)
+        dk = self.like(self.g, dtype=wide)
+        dg = self.like(self.g)
+        make = torch.zeros if self.call.uncovered else torch.empty
+        db = make(groups, B * T, H, dtype=torch.float32, device=self.q.device)
+        da = self.new(groups * chunks, H, dtype=torch.float32) if self.gates["RATE"] else None
+        dbias = self.new(chunks, H, K, dtype=torch.float32) if self.gates["BIAS"] else None
+        tma = p.grad_tma
+        same = dg.dtype == dq.dtype
+        otma = p.tma and not self.ragged and group == 1 and K % p.gkb == 0
+        if chunks > 0:
+            scores = self.new(self.tiles_n * 128, 32, dtype=TORCH_TYPES[p.gscore])
+            vecs = self.new(self.tiles_n * 2, 5, 32, dtype=torch.float32)
+            run_scores(
+                H * chunks,
+                (
+                    self.beta,
+                    rows_of(self.v, (32, p.vb), tma),
+                    rows_of(o, (32, p.vb), tma) if self.call.norm else None,
+                    rows_of(do, (32, p.vb), tma),
+                    matrix_of(news, (p.vb, 32), tma),
+                    matrix_of(ys, (p.vb, 32), tma),
+                    self.norms,
+                    self.table.rows,
+                    matrix_of(scores, (32, 32), tma),
+                    vecs,
+                    T,
+                    self.table.per_sequence,
+                    H,
+                ),
+                {
+                    "V": self.V,
+                    "VP": p.vp,
+                    "VB": p.vb,
+                    "BETA": self.call.beta,
+                    "NORM": self.call.norm,
+                    "SD": TL_TYPES[p.gscore],
+                    "PREC": p.prec,
+                    "VARLEN": self.table.varlen,
+                    "ROWS": self.ragged,
+                    "TMA": tma,
+                },
+                p.scores.options(self.chip),
+                given=(self.v, self.beta, do),
+            )
+            run_grad(
+                groups * H * chunks,
+                (
+                    self.beta,
+                    rows_of(self.q, (32, p.gkb), tma),
+                    rows_of(self.k, (32, p.gkb), tma),
+                    rows_of(self.g, (32, p.gkb), tma and self.gtma),
+                    rows_of(do, (32, p.vb), tma),
+                    matrix_of(news, (p.vb, 32), tma),
+                    matrix_of(ys, (p.vb, 32), tma),
+                    matrix_of(states, (p.vb, p.gkb), tma),
+                    matrix_of(exits, (p.vb, p.gkb), tma),
+                    matrix_of(scores, (32, 32), tma),
+                    vecs,
+                    self.decay,
+                    self.norms,
+                    one_matrices(torch.bfloat16 if p.gscore == "bf16" else torch.float32, self.q.device),
+                    self.a_log,
+                    self.dt_bias,
+                    self.table.rows,
+                    rows_of(dq, (32, p.gkb), otma),
+                    rows_of(dk, (32, p.gkb), otma),
+                    rows_of(dg, (32, p.gkb), otma and same),
+                    db,
+                    da,
+                    dbias,
+                    T,
+                    self.table.per_sequence,
+                    H,
+                    group,
+                    B * T,
+                    self.call.scale,
+                    self.call.lower,
+                ),
+                {
+                    "KB": p.gkb,
+                    "VB": p.vb,
+                    "GPREC": p.prec,
+                    "SD": TL_TYPES[p.gscore],
+                    "OTMA": otma,
+                    "DGTMA": otma and same,
+                    "RAW": self.raw,
+                    **self.dims,
+                    **self.gates,
+                    **self.common,
+                    "TMA": tma,
+                    "GTMA": tma and self.gtma,
+                },
+                p.grad.options(self.chip),
+                given=(self.q, self.g, self.beta, do, self.a_log, self.dt_bias, dq),
+            )
+        if group > 1:
+            dq = dq.view(B, T, self.HK, group, K).sum(3)
+            dk = dk.view(B, T, self.HK, group, K).sum(3)
+        dbeta = (db[0] if groups == 1 else db.sum(0)).view(B, T, H)
+        return (
+            dq.to(self.q.dtype),
+            dk.to(self.k.dtype),
+            dg,
+            dbeta.to(self.beta.dtype),
+            None if da is None or self.a_log is None else da.sum(0).view_as(self.a_log).to(self.a_log.dtype),
+            None
+            if dbias is None or self.dt_bias is None
+            else dbias.sum(0).view_as(self.dt_bias).to(self.dt_bias.dtype),
+        )
