@@ -29,6 +29,8 @@ _SHAPES = {
     "gdn2.g": "B T HV K",
     "gla.g": "B T H K",
     "rwkv6.w": "B T H K",
+    "s": "B T H K",  # as many slots as key channels
+    "gsa.g": "B T H K",
     "u": "H K",
     "x": "B T K",
     "hgrn.g": "B T K",

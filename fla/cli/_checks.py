@@ -90,6 +90,7 @@ OPS: dict[str, OpCase] = {
     "delta_rule": OpCase("chunk_delta_rule", "fused_recurrent_delta_rule", _NORM),
     "comba": OpCase("chunk_comba", "fused_recurrent_comba", _NORM, tensors=("initial_state", "beta")),
     "gdn2": OpCase("chunk_gdn2", "fused_recurrent_gdn2", _NORM),
+    "gsa": OpCase("chunk_gsa", "fused_recurrent_gsa", tensors=("g",)),
     "hgrn": OpCase("chunk_hgrn", "fused_recurrent_hgrn"),
     "gla": OpCase("chunk_gla", "fused_recurrent_gla", renamed={"g": "gk"}),
     "rwkv6": OpCase("chunk_rwkv6", "fused_recurrent_rwkv6"),
@@ -110,25 +111,32 @@ def op_steps(name: str, device: torch.device, dtype: str) -> Iterator[Step]:
     arguments = _random_arguments(fast, name, case, dtype)
     exact = {n: a.double().requires_grad_() if isinstance(a, Tensor) else a for n, a in arguments.items()}
     ours = {n: a.to(device).requires_grad_() if isinstance(a, Tensor) else a for n, a in arguments.items()}
-    outputs: dict[str, tuple[Tensor, Tensor]] = {}
+    outputs: dict[str, list[Tensor]] = {}
 
     def forward() -> str:
-        outputs["ours"] = fast(**ours, output_final_state=True)
+        outputs["ours"] = _results(fast(**ours, output_final_state=True))
         decision = last_decision()
-        outputs["exact"] = slow(**{case.renamed.get(n, n): a for n, a in exact.items()}, output_final_state=True)
-        for what, got, want in zip(("o", "final_state"), outputs["ours"], outputs["exact"], strict=True):
-            _compare(what, got, want, _TOLERANCE[dtype][0])
+        renamed = {case.renamed.get(n, n): a for n, a in exact.items()}
+        outputs["exact"] = _results(slow(**renamed, output_final_state=True))
+        for i, (got, want) in enumerate(zip(outputs["ours"], outputs["exact"], strict=True)):
+            _compare("final_state" if i else "o", got, want, _TOLERANCE[dtype][0])
         return f"ran on {decision.backend}" if decision is not None else ""
 
     def backward() -> None:
-        for o, state in outputs.values():
-            (o.double().sin().sum() + state.double().cos().sum()).backward()
+        for o, *states in outputs.values():
+            sum((state.double().cos().sum() for state in states), o.double().sin().sum()).backward()
         for what, tensor in ours.items():
             if isinstance(tensor, Tensor):
                 _compare(f"gradient of {what}", tensor.grad, exact[what].grad, _TOLERANCE[dtype][1])
 
     yield "forward", forward
     yield "backward", backward
+
+
+def _results(result: tuple[Tensor, Any]) -> list[Tensor]:
+    """The output and the state, or states, of a call."""
+    o, state = result
+    return [o, *state] if isinstance(state, (tuple, list)) else [o, state]
 
 
 def _random_arguments(function: Callable[..., Any], name: str, case: OpCase, dtype: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         fused_recurrent_gdn,
     )
     from fla.ops.gla import chunk_gla, fused_chunk_gla, fused_recurrent_gla
+    from fla.ops.gsa import chunk_gsa, fused_recurrent_gsa
     from fla.ops.hgrn import fused_recurrent_hgrn
     from fla.ops.kda import chunk_kda, fused_recurrent_kda
     from fla.ops.lightning_attn import chunk_lightning_attn, fused_recurrent_lightning_attn
@@ -49,6 +50,10 @@ _ROOMS: dict[str, tuple[str, ...]] = {
         "chunk_gla",
         "fused_chunk_gla",
         "fused_recurrent_gla",
+    ),
+    "gsa": (
+        "chunk_gsa",
+        "fused_recurrent_gsa",
     ),
     "hgrn": ("fused_recurrent_hgrn",),
     "kda": (
@@ -102,10 +107,6 @@ _PLANNED: dict[str, tuple[str, ...]] = {
         "fused_recurrent_dplr_delta_rule",
         "fused_recurrent_iplr_delta_rule",
     ),
-    "gsa": (
-        "chunk_gsa",
-        "fused_recurrent_gsa",
-    ),
     "log_linear_attn": ("chunk_log_linear_attn",),
     "mesa_net": ("chunk_mesa_net",),
     "momentum_delta_rule": (
@@ -142,6 +143,7 @@ __all__ = [
     "chunk_gated_delta_rule",
     "chunk_gdn",
     "chunk_gla",
+    "chunk_gsa",
     "chunk_kda",
     "chunk_lightning_attn",
     "chunk_linear_attn",
@@ -158,6 +160,7 @@ __all__ = [
     "fused_recurrent_gated_delta_rule",
     "fused_recurrent_gdn",
     "fused_recurrent_gla",
+    "fused_recurrent_gsa",
     "fused_recurrent_hgrn",
     "fused_recurrent_kda",
     "fused_recurrent_lightning_attn",

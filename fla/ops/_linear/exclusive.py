@@ -7,13 +7,11 @@ move forward by one, and only the first token of a sequence needs care: it reads
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from torch import Tensor
 
+from fla.ops._common.ends import first_and_last
 from fla.ops._common.gates import compute_dtype, without_autocast
-from fla.ops._common.varlen import host_offsets
 from fla.ops._linear.torch_chunk import linear_attention
 
 __all__ = ["bonus_attention"]
@@ -45,7 +43,7 @@ def bonus_attention(
     B, T, H, K = q.shape
     wide = q.to(compute_dtype(q.dtype)) * (K**-0.5 if scale is None else scale)
     own = (wide * k.to(wide.dtype) * bonus.to(wide.dtype)).sum(-1, keepdim=True) * v.to(wide.dtype)
-    first, last, live = _ends(T, reverse, q.device, cu_seqlens, cu_seqlens_cpu)
+    first, last, live = first_and_last(T, q.device, cu_seqlens, cu_seqlens_cpu, reverse)
     back = 1 if reverse else -1
     read, final = linear_attention(
         wide.roll(back, 1).index_fill(1, last, 0.0),
@@ -66,16 +64,3 @@ def bonus_attention(
     state = initial_state if live is None else initial_state.index_select(0, live)
     initial = torch.einsum("nhk,nhkv->nhv", rows.flatten(0, 1), state.to(wide.dtype))
     return own + read.index_copy(1, first, initial.view(B, len(first), H, v.shape[-1])), final
-
-
-def _ends(
-    T: int, reverse: bool, device: torch.device, cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """First and last tokens, in the direction of the run, of the sequences that have any, and which those are (None
-    without offsets)."""
-    offsets = (0, T) if cu_seqlens is None else host_offsets(cu_seqlens, cu_seqlens_cpu)
-    spans = [(n, a, b - 1) for n, (a, b) in enumerate(itertools.pairwise(offsets)) if b > a]
-    live, first, last = (torch.tensor([span[i] for span in spans], dtype=torch.int64, device=device) for i in range(3))
-    if reverse:
-        first, last = last, first
-    return first, last, None if cu_seqlens is None else live

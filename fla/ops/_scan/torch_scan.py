@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from fla.ops._common.gates import compute_dtype, without_autocast
-from fla.ops._common.varlen import longest_sequence, plan_chunks
+from fla.ops._common.varlen import ChunkPlan, longest_sequence, plan_chunks
 
-__all__ = ["linear_scan"]
+__all__ = ["linear_scan", "plan_scan", "scan_back"]
 
 CHUNK = 64
 # Numbers per token from which on one token at a time is faster than chunks side by side (2-core x86, torch 2.13).
@@ -39,6 +39,47 @@ def _pass(
         start.copy_(live)
         torch.addcmul(add, factor, live, out=live)
     return starts, state
+
+
+def scan_back(
+    a: Tensor, total: Tensor | None, do: Tensor, d_final: Tensor, steps: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """The adjoint of the recurrence: ``dh_t = do_t + a_{t+1} dh_{t+1}`` from the last chunk to the first.
+
+    Args:
+        a: decays ``[M, C, D]``.
+        total: their products over chunks ``[M, D]``; may be None where every sequence has one chunk.
+        do: gradients of outputs ``[M, C, D]``.
+        d_final: gradients of final states ``[N, D]``.
+        steps: number of chunks in each step.
+
+    Returns:
+        ``dh [M, C, D]``, and the gradients of the initial states ``[N, D]``.
+    """
+    C = do.shape[1]
+    ends, d_state = d_final, None
+    if len(steps) > 1:
+        assert total is not None
+        d_start = torch.zeros_like(total)
+        for c in range(C - 1, -1, -1):
+            d_start.add_(do[:, c]).mul_(a[:, c])
+        ends, d_state = _pass(total, d_start, d_final, steps, backward=True)
+    dh = torch.empty_like(a)
+    carried = ends.clone(memory_format=torch.contiguous_format)
+    for c in range(C - 1, -1, -1):
+        torch.add(do[:, c], carried, out=dh[:, c])
+        torch.mul(a[:, c], dh[:, c], out=carried)
+    return dh, carried if d_state is None else d_state
+
+
+def plan_scan(
+    B: int, T: int, D: int, device: torch.device, cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None = None
+) -> ChunkPlan:
+    """Chunks for a scan of ``[B, T, D]``."""
+    chunk = T
+    if cu_seqlens is not None or B * D < WIDE:
+        chunk = min(CHUNK, longest_sequence(T, cu_seqlens, cu_seqlens_cpu))
+    return plan_chunks(B, T, max(1, chunk), device, cu_seqlens, cu_seqlens_cpu)
 
 
 class _Scan(torch.autograd.Function):
@@ -69,22 +110,11 @@ class _Scan(torch.autograd.Function):
     @without_autocast
     def backward(ctx: Any, do: Tensor, d_final: Tensor) -> tuple[Tensor | None, ...]:
         a, h, starts, total = ctx.saved_tensors
-        C = h.shape[1]
-        ends = d_final
-        if total is not None:
-            d_start = torch.zeros_like(starts)
-            for c in range(C - 1, -1, -1):
-                d_start.add_(do[:, c]).mul_(a[:, c])
-            ends, d_state = _pass(total, d_start, d_final, ctx.steps, backward=True)
-        dh = torch.empty_like(h)
-        carried = ends.clone(memory_format=torch.contiguous_format)
-        for c in range(C - 1, -1, -1):
-            torch.add(do[:, c], carried, out=dh[:, c])
-            torch.mul(a[:, c], dh[:, c], out=carried)
+        dh, d_state = scan_back(a, total, do, d_final, ctx.steps)
         dg = a * dh
         dg[:, 0] *= starts
         dg[:, 1:] *= h[:, :-1]
-        return dh, dg, d_state if total is not None else carried, None
+        return dh, dg, d_state, None
 
 
 def linear_scan(
@@ -108,10 +138,7 @@ def linear_scan(
     """
     B, T, D = x.shape
     dtype = compute_dtype(x.dtype)
-    chunk = max(1, T)
-    if cu_seqlens is not None or B * D < WIDE:
-        chunk = max(1, min(CHUNK, longest_sequence(T, cu_seqlens, cu_seqlens_cpu)))
-    plan = plan_chunks(B, T, chunk, x.device, cu_seqlens, cu_seqlens_cpu)
+    plan = plan_scan(B, T, D, x.device, cu_seqlens, cu_seqlens_cpu)
     if initial_state is None:
         state = x.new_zeros(plan.sequences, D, dtype=dtype)
     else:
