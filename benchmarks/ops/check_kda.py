@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Check and time the vector-decay kernels (chunk_kda) on a GPU.
 
-``check_kda.py check [CASE ...]``: every case, each in a process of its own. ``check_kda.py time [SHAPE ...]``: medians of
-11 calls with the L2 flushed between them.
+``check_kda.py check [CASE ...]``: every case, each in a process of its own. ``check_kda.py time [SHAPE ...]``: medians
+of 11 calls with the L2 flushed between them.
 """
 
 from __future__ import annotations
