@@ -220,7 +220,7 @@ def check_kept(target: Target, request: Request) -> int:
     before = {name: x.detach().clone() for name, x in call.tensors.items()}
     offsets = None if call.offsets is None else call.offsets.clone()
     with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(torch.is_grad_enabled()):
-        torch.manual_seed(20_000)  # not where a backend that seeds the generator leaves it
+        torch.default_generator.manual_seed(20_000)  # not where a backend that seeds the generator leaves it
         modes = _modes(target.device)
         returned, _ = run(target, call)
         changed = [name for name, value in _modes(target.device).items() if not _equal(value, modes[name])]
