@@ -33,7 +33,7 @@ def make_inputs(
     device: str | torch.device = "cpu",
     seed: int = 0,
 ) -> Inputs:
-    """Tensors of a call. ``gate``: "ready" (log decays in [-5, 0]), "bound", "weak", "extreme" (some -1000) or "raw".
+    """Tensors of a call. ``gate``: "ready" (log decays in [-5, 0]), "bound", "weak", "extreme" (-1000 too) or "raw".
 
     ``normed``: keys have length 1 already. ``sequences``: initial states for so many sequences.
     """
