@@ -3,8 +3,8 @@
 
 ptxas 12.8 (shipped with triton 3.6) can build the descriptor of a wgmma operand from a stale uniform register: the code
 compiles, and on the device it reads another tile or faults. A descriptor's low word is ``(address >> 4) & 0x3fff``:
-this traces it back through the uniform registers and reports those that start elsewhere. Straight-line tracing: a report is
-a lead to look at, silence is no proof.
+this traces it back through the uniform registers and reports those that start elsewhere. Tracing is
+straight-line: a report is a lead to look at, silence is no proof.
 """
 
 from __future__ import annotations
