@@ -121,6 +121,7 @@ def _explain(args: argparse.Namespace) -> int:
             tensors=args.tensor,
             grad=args.grad,
         )
+        _validate(op, arguments)
         found = backends.explain(function, **arguments)
     if args.json:
         print_json(found.to_dict())
@@ -136,6 +137,18 @@ def _explain(args: argparse.Namespace) -> int:
     for text in found.plugins:
         out.line(f"plugin {text}", style="yellow")
     return 0
+
+
+def _validate(op: Any, arguments: dict[str, Any]) -> None:
+    """Refuse what the op itself would refuse before anything is selected."""
+    if op.validate is None:
+        return
+    bound = op.signature.bind(**arguments)
+    bound.apply_defaults()
+    try:
+        op.validate(*bound.arguments.values())
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise CliError(f"{op.name} refuses this call: {error}") from None
 
 
 @contextmanager

@@ -100,6 +100,12 @@ def test_explain_under_a_pin_says_that_nothing_runs(fla_cli, registered):
     assert "chunk_kda -> nothing: hopper is pinned" in result.out
 
 
+def test_explain_refuses_a_call_that_the_op_refuses(fla_cli):
+    result = fla_cli("backends", "explain", "kda.chunk_kda", "--shape", "B1,T64,H3,HV4,K64,V64")
+    assert result.code == 1
+    assert "multiple of the number of query heads" in result.err
+
+
 def test_explain_with_gradients_sees_a_backward(fla_cli):
     words = ("backends", "explain", "chunk_kda", "--json")
     assert fla_cli(*words, "--grad").json["facts"]["backward"] is True
