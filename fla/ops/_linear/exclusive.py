@@ -13,6 +13,7 @@ from torch import Tensor
 from fla.ops._common.ends import first_and_last
 from fla.ops._common.gates import compute_dtype, without_autocast
 from fla.ops._linear.torch_chunk import linear_attention
+from fla.ops._linear.torch_recurrent import step
 
 __all__ = ["bonus_attention"]
 
@@ -43,6 +44,11 @@ def bonus_attention(
     B, T, H, K = q.shape
     wide = q.to(compute_dtype(q.dtype)) * (K**-0.5 if scale is None else scale)
     own = (wide * k.to(wide.dtype) * bonus.to(wide.dtype)).sum(-1, keepdim=True) * v.to(wide.dtype)
+    if T == 1 and cu_seqlens is None:  # decoding, without the moves
+        _, new = step(wide[:, 0], k[:, 0], v[:, 0], scale=1.0, gk=gk[:, 0], state=initial_state)
+        if initial_state is not None:
+            own = own + torch.matmul(wide.transpose(1, 2), initial_state.to(wide.dtype)).transpose(1, 2)
+        return own, new if output_final_state else None
     first, last, live = first_and_last(T, q.device, cu_seqlens, cu_seqlens_cpu, reverse)
     back = 1 if reverse else -1
     read, final = linear_attention(
