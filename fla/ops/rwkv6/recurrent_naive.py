@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -63,10 +61,11 @@ def naive_recurrent_rwkv6_bwd(
 ) -> tuple[Tensor | None, ...]:
     """Gradients ``(dq, dk, dv, dw, du, dh0)`` of ``naive_recurrent_rwkv6`` with ``scale = 1`` from ``do``, that of its
     outputs; ``o`` is not used."""
-    given: Any = [x.detach().requires_grad_() for x in (q, k, v, w, u)]
+    given = [x.detach().requires_grad_() for x in (q, k, v, w, u)]
     state = None if initial_state is None else initial_state.detach().requires_grad_()
     with torch.enable_grad():
-        result, _ = naive_recurrent_rwkv6(*given, scale=1.0, initial_state=state)
+        q, k, v, w, u = given
+        result, _ = naive_recurrent_rwkv6(q, k, v, w, u, scale=1.0, initial_state=state)
     leaves = given if state is None else [*given, state]
     grads = torch.autograd.grad(result, leaves, do, allow_unused=True, materialize_grads=True)
     return grads if state is not None else (*grads, None)
