@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fla.ops.comba.naive import naive_recurrent_comba
+from fla.ops.gdn2.naive import naive_recurrent_gdn2
 from fla.ops.gla.naive import naive_recurrent_gla
 from fla.ops.kda.naive import naive_recurrent_kda
 from fla.ops.linear_attn.naive import naive_recurrent_linear_attn
@@ -66,6 +68,26 @@ def _delta(x: Values, flags: Values) -> Results:
         decay = decay + gv.flatten(2).unsqueeze(-1)
     beta = beta.flatten(2) if beta.dim() == 4 else beta.repeat_interleave(V, 2)
     return _joined(naive_recurrent_kda(q, k, _split(v), decay, beta, x["scale"], _split_state(state), True), HV, V)
+
+
+def comba(x: Values, flags: Values) -> Results:
+    """The delta rule that reads the state before its decay, with a key of its own."""
+    q, k, v, p, beta = x["q"], x["k"], x["v"], x["p"], x.get("beta")
+    if flags.get("use_qk_l2norm_in_kernel"):
+        q, k, p = (t / (t.square().sum(-1, keepdim=True) + 1e-6).sqrt() for t in (q, k, p))
+    if beta is None:
+        beta = v.new_ones(v.shape[:3])
+    return [*naive_recurrent_comba(q, k, v, p, beta, x["g"], x["scale"], x.get("state"), True)]
+
+
+def gdn2(x: Values, flags: Values) -> Results:
+    """The delta rule with gates per channel."""
+    q, k, g = x["q"], x["k"], x["g"]
+    if flags.get("use_qk_l2norm_in_kernel"):
+        q, k = (t / (t.square().sum(-1, keepdim=True) + 1e-6).sqrt() for t in (q, k))
+    if flags.get("use_gate_in_kernel"):
+        g = _gate(g, x, flags.get("lower_bound"))
+    return [*naive_recurrent_gdn2(q, k, x["v"], g, x["b"], x["w"], x["scale"], x.get("state"), True)]
 
 
 def _gate(g: Tensor, x: Values, lower_bound: float | None) -> Tensor:

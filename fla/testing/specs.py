@@ -147,6 +147,27 @@ _GDN_VARIANTS = (
     _gate("gate", _RAW_GDN, "HV", {}),
     _gate("all_in_kernel", _RAW_GDN, "HV", {}, whole=True),
 )
+_UNIT_KEY = Input("B T H K", "unit")
+_COMBA = {**_GDN, "p": _UNIT_KEY}
+_COMBA_VARIANTS = (
+    PLAIN,
+    Variant("l2norm", _NORM.flags, {"k": Input("B T H K"), "p": Input("B T H K")}),
+    Variant("strong_decay", {}, {"g": Input("B T HV", "strong_decay", wide=True)}),
+    Variant("no_beta", {}, {"beta": None}),
+)
+_GDN2 = {
+    **_HEADS,
+    "g": Input("B T HV K", "decay", wide=True),
+    "b": Input("B T HV K", "unit_interval", wide=True),
+    "w": Input("B T HV V", "unit_interval", wide=True),
+}
+_GDN2_VARIANTS = (
+    PLAIN,
+    _NORM,
+    Variant("strong_decay", {}, {"g": Input("B T HV K", "strong_decay", wide=True)}),
+    _gate("gate", _RAW_KDA, "HV*K", {}),
+    _gate("bounded_gate", _RAW_KDA, None, {"lower_bound": -3.0}),
+)
 
 # The linear family
 
@@ -206,6 +227,14 @@ _ROWS = (
             Variant("beta_per_value", {}, {"beta": Input("B T H V", "unit_interval", wide=True)}),
         ),
         _DELTA,
+    ),
+    *(
+        OpSpec("comba", name, _COMBA, _COMBA_VARIANTS, "fla.testing.reference:comba", grouped=True)
+        for name in ("chunk_comba", "fused_recurrent_comba")
+    ),
+    *(
+        OpSpec("gdn2", name, _GDN2, _GDN2_VARIANTS, "fla.testing.reference:gdn2", grouped=True)
+        for name in ("chunk_gdn2", "fused_recurrent_gdn2")
     ),
     OpSpec(
         "gla",
