@@ -20,6 +20,7 @@ from fla.ops.gdn2.naive import naive_recurrent_gdn2
 from fla.ops.gla.naive import naive_recurrent_gla
 from fla.ops.kda.naive import naive_recurrent_kda
 from fla.ops.linear_attn.naive import naive_recurrent_linear_attn
+from fla.ops.rwkv6.recurrent_naive import naive_recurrent_rwkv6
 
 Values = Mapping[str, Any]
 Results = list[Any]
@@ -121,6 +122,15 @@ def linear(x: Values, flags: Values) -> Results:
         o, S = _joined(found, H, V)
     else:
         o, S = naive_recurrent_gla(q, k, v, decay, x.get("state"), True)
+    return [o.flip(1) if flags.get("reverse") else o, S]
+
+
+def rwkv6(x: Values, flags: Values) -> Results:
+    """Reads the state before each token, and the token itself with a weight of its own, either way."""
+    turn = lambda t: (t.flip(1) if flags.get("reverse") else t).transpose(1, 2)
+    r, k, v, w = (turn(x[name]) for name in ("r", "k", "v", "w"))
+    o, S = naive_recurrent_rwkv6(r, k, v, w, x["u"], x["scale"], x.get("state"), True)
+    o = o.transpose(1, 2)
     return [o.flip(1) if flags.get("reverse") else o, S]
 
 

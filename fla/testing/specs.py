@@ -177,6 +177,14 @@ _REVERSE = Variant("reverse", {"reverse": True})
 _GK, _GV = (Input(f"B T H {axis}", "decay", wide=True) for axis in "KV")
 _G = Input("B T H", "decay", wide=True)
 _GAMMA = Variant("fixed_decay", {}, {"g": None, "g_gamma": Input("H", "decay", wide=True, grad=False)})
+_RWKV6 = {
+    "r": Input("B T H K"),
+    "k": Input("B T H K"),
+    "v": Input("B T H V"),
+    "w": _GK,
+    "u": Input("H K", wide=True),
+}
+_STRONG_RWKV6 = Variant("strong_decay", {}, {"w": Input("B T H K", "strong_decay", wide=True)})
 _LAYER = {"layer_idx": 1, "num_layers": 4}
 
 _ROWS = (
@@ -284,6 +292,8 @@ _ROWS = (
         _LINEAR,
     ),
     OpSpec("simple_gla", "parallel_simple_gla", {**_LINEAR_HEADS, "g": _G}, (PLAIN,), _LINEAR),
+    OpSpec("rwkv6", "chunk_rwkv6", _RWKV6, (PLAIN, _STRONG_RWKV6, _CHUNKS_OF_16), "fla.testing.reference:rwkv6"),
+    OpSpec("rwkv6", "fused_recurrent_rwkv6", _RWKV6, (PLAIN, _STRONG_RWKV6, _REVERSE), "fla.testing.reference:rwkv6"),
     *(
         OpSpec("retention", name, _LINEAR_HEADS, variants, "fla.testing.reference:retention")
         for name, variants in (
