@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: MIT
+"""What every family of models must do. A new family takes part by being in the index.
+
+``tests/data/state_dicts/<model_type>.json`` holds the keys and shapes of a block that the reference has at these sizes,
+without the norms and the MLP, which all families share.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from fla.models._index import FAMILIES
+from fla.models.utils import Cache
+from fla.utils import assert_close
+
+EOS = 2
+# Sizes for whichever of these fields a family has.
+TINY = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 61,
+    "intermediate_size": 40,
+    "pad_token_id": 0,
+}
+STATE_DICTS = Path(__file__).parents[1] / "data" / "state_dicts"
+every_family = pytest.mark.parametrize("entry", FAMILIES, ids=lambda e: e.model_type)
+
+
+def make_config(entry: Any, **kwargs: Any) -> Any:
+    package = importlib.import_module(f"fla.models.{entry.package}")
+    sizes = {name: value for name, value in TINY.items() if name in package.FAMILY.fields}
+    return getattr(package, entry.names[0])(**{**sizes, **kwargs})
+
+
+def make(entry: Any, **kwargs: Any) -> Any:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(make_config(entry, **kwargs))
+    with torch.no_grad():  # logits apart from zero, so that differences show
+        for p in model.parameters():
+            p.mul_(1 if p.dim() < 2 else 4)
+        model.lm_head.weight[EOS] = 0  # never the best
+    return model
+
+
+def tokens(B: int = 2, T: int = 12) -> Tensor:
+    torch.manual_seed(1)
+    return torch.randint(3, 61, (B, T))
+
+
+def greedy(model: Any, x: Tensor, steps: int) -> Tensor:
+    with torch.no_grad():
+        for _ in range(steps):
+            x = torch.cat([x, model(x, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)], 1)
+    return x
+
+
+@every_family
+def test_state_dict_of_the_reference(entry: Any):
+    block = {
+        "attn_norm.weight": [32],
+        **json.loads((STATE_DICTS / f"{entry.model_type}.json").read_text()),
+        "mlp_norm.weight": [32],
+        "mlp.gate_proj.weight": [40, 32],
+        "mlp.up_proj.weight": [40, 32],
+        "mlp.down_proj.weight": [32, 40],
+    }
+    expected = {
+        "model.embeddings.weight": [61, 32],
+        **{f"model.layers.{i}.{name}": shape for i in range(2) for name, shape in block.items()},
+        "model.norm.weight": [32],
+        "lm_head.weight": [61, 32],
+    }
+    model = make(entry)
+    assert {name: list(p.shape) for name, p in model.state_dict().items()} == expected
+    assert make(entry, fuse_norm=False).state_dict().keys() == expected.keys()
+    assert not list(model.buffers())
+
+
+@every_family
+def test_config_round_trip(entry: Any, tmp_path: Path):
+    config = make_config(entry, my_own_field=[1, 2])
+    config.save_pretrained(tmp_path)
+    back = AutoConfig.from_pretrained(tmp_path)
+    assert type(back) is type(config)
+    assert {**back.to_dict(), "_name_or_path": ""} == {**config.to_dict(), "_name_or_path": ""}
+    assert set(type(config)().to_dict()) >= set(config.fields)
+
+
+@every_family
+def test_saved_models_come_back(entry: Any, tmp_path: Path):
+    model, x = make(entry).eval(), tokens()
+    model.save_pretrained(tmp_path)
+    back = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert type(back).__name__ == entry.names[1]
+    assert type(back).__module__ == f"fla.models.{entry.package}.modeling_{entry.package}"
+    with torch.no_grad():
+        assert torch.equal(back(x).logits, model(x).logits)
+
+
+@every_family
+@pytest.mark.parametrize("linear", [True, False])
+def test_every_parameter_has_a_gradient(entry: Any, linear: bool):
+    model, x = make(entry, fuse_cross_entropy=not linear, fuse_linear_cross_entropy=linear), tokens(2, 70)
+    out = model(x, labels=x)
+    out.loss.backward()
+    for name, p in model.named_parameters():
+        assert p.grad is not None, name
+        assert p.grad.isfinite().all(), name
+        assert p.grad.abs().sum() > 0, name
+    wanted = torch.nn.functional.cross_entropy(model(x).logits[:, :-1].flatten(0, 1), x[:, 1:].flatten())
+    assert_close("loss", wanted, out.loss, 1e-5)
+
+
+@every_family
+def test_packed_training_is_separate_training(entry: Any):
+    packed, separate, x = make(entry), make(entry), tokens(3, 11)
+    rows = [x[0], x[1, :4], x[2]]
+    labels = torch.cat([torch.cat([torch.tensor([-100]), row[1:]]) for row in rows])[None]
+    cu = torch.tensor([0, 11, 15, 26])
+    loss = packed(torch.cat(rows)[None], labels=labels, cu_seqlens=cu, num_items_in_batch=1).loss
+    ref = sum(separate(row[None], labels=row[None], num_items_in_batch=1).loss for row in rows)
+    assert_close("loss", ref, loss, 1e-5)
+    ref.backward()
+    loss.backward()
+    for (name, a), b in zip(separate.named_parameters(), packed.parameters(), strict=True):
+        assert_close(name, a.grad, b.grad, 1e-4)
+
+
+@every_family
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
+def test_checkpointing_changes_no_gradient(entry: Any):
+    x, models = tokens(), [make(entry), make(entry)]
+    models[1].gradient_checkpointing_enable()
+    losses = [model(x, labels=x).loss for model in models]
+    assert torch.equal(*losses)
+    for loss in losses:
+        loss.backward()
+    for (name, a), b in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        assert_close(name, a.grad, b.grad, 1e-6)
+
+
+@every_family
+def test_bfloat16_weights_train(entry: Any):
+    model, x = make(entry).bfloat16(), tokens()
+    model(x, labels=x).loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@every_family
+def test_prefill_and_steps_with_a_growing_mask(entry: Any):
+    model, x, mask = make(entry).eval(), tokens(3, 76), torch.ones(3, 76, dtype=torch.long)
+    for i, pad in enumerate((0, 3, 17)):
+        mask[i, :pad] = 0
+    with torch.no_grad():
+        out = model(x[:, :70], attention_mask=mask[:, :70], use_cache=True)
+        logits, cache = [out.logits], out.past_key_values
+        for t in range(70, 76):
+            out = model(x[:, t : t + 1], attention_mask=mask[:, : t + 1], past_key_values=cache, use_cache=True)
+            assert out.past_key_values is cache
+            logits.append(out.logits)
+        joined = torch.cat(logits, 1)
+        for i, row in enumerate(mask):
+            assert_close("logits", model(x[i : i + 1, row == 1]).logits, joined[i : i + 1, row == 1], 1e-4)
+
+
+@every_family
+def test_chunked_prefill(entry: Any):
+    model, x, cache, parts = make(entry).eval(), tokens(2, 150), Cache(), []
+    with torch.no_grad():
+        for a, b in ((0, 70), (70, 71), (71, 150)):
+            parts.append(model(x[:, a:b], past_key_values=cache, use_cache=True).logits)
+        assert_close("logits", model(x).logits, torch.cat(parts, 1), 1e-4)
+
+
+@every_family
+def test_greedy_generation_of_left_padded_prompts(entry: Any):
+    model, x = make(entry).eval(), tokens(3, 10)
+    mask = torch.ones_like(x)
+    for i, pad in enumerate((4, 0, 7)):
+        x[i, :pad], mask[i, :pad] = 0, 0
+    out = model.generate(x, attention_mask=mask, max_new_tokens=5, do_sample=False)
+    for i, pad in enumerate((4, 0, 7)):
+        assert torch.equal(out[i, 10:], greedy(model, x[i : i + 1, pad:], 5)[0, 10 - pad :])
+
+
+@every_family
+def test_beam_search_is_beam_search_without_a_cache(entry: Any):
+    model, x = make(entry).eval(), tokens()
+    kwargs = {"attention_mask": torch.ones_like(x), "max_new_tokens": 5, "num_beams": 3, "do_sample": False}
+    assert torch.equal(model.generate(x, **kwargs), model.generate(x, use_cache=False, **kwargs))
+
+
+@every_family
+def test_compiled_forward_is_the_forward(entry: Any):
+    model, x = make(entry, num_hidden_layers=1).eval(), tokens()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        assert_close("logits", model(x, use_cache=False).logits, compiled(x, use_cache=False).logits, 1e-5)
