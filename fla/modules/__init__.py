@@ -18,12 +18,15 @@ _HOME = {
     "GatedMLP": "mlp",
     "GroupNorm": "norm",
     "GroupNormLinear": "norm",
+    "ImplicitLongConvolution": "long_conv",
     "L2Norm": "norm",
     "LayerNorm": "norm",
     "LayerNormLinear": "norm",
+    "LongConvolution": "long_conv",
     "RMSNorm": "norm",
     "RMSNormLinear": "norm",
     "ShortConvolution": "causal_conv1d",
+    "TokenShift": "token_shift",
 }
 
 __all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
@@ -32,8 +35,11 @@ if TYPE_CHECKING:
     from fla.modules.causal_conv1d import ShortConvolution as ShortConvolution
     from fla.modules.fused_cross_entropy import FusedCrossEntropyLoss as FusedCrossEntropyLoss
     from fla.modules.fused_linear_cross_entropy import FusedLinearCrossEntropyLoss as FusedLinearCrossEntropyLoss
+    from fla.modules.long_conv import ImplicitLongConvolution as ImplicitLongConvolution
+    from fla.modules.long_conv import LongConvolution as LongConvolution
     from fla.modules.mlp import GatedMLP as GatedMLP
     from fla.modules.norm import *  # noqa: F403
+    from fla.modules.token_shift import TokenShift as TokenShift
 
 
 def __getattr__(name: str) -> Any:

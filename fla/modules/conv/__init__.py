@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Another path of :mod:`fla.modules.causal_conv1d` and its modules, kept for existing imports.
+"""Another path of :mod:`fla.modules.causal_conv1d` and :mod:`fla.modules.long_conv`, kept for existing imports.
 
 As in the reference package, the attribute ``conv.causal_conv1d`` is the function while importing the path
 ``fla.modules.conv.causal_conv1d`` finds a module.
@@ -11,13 +11,26 @@ from types import ModuleType
 from fla.modules.causal_conv1d import ops as _ops
 from fla.modules.causal_conv1d import short_conv as _short_conv
 from fla.modules.convolution import (
+    ImplicitLongConvolution,
+    LongConvolution,
+    PositionalEmbedding,
     ShortConvolution,
     causal_conv1d,
     causal_conv1d_update,
     causal_conv1d_update_states,
+    fft_conv,
 )
 
-__all__ = ["ShortConvolution", "causal_conv1d", "causal_conv1d_update", "causal_conv1d_update_states"]
+__all__ = [
+    "ImplicitLongConvolution",
+    "LongConvolution",
+    "PositionalEmbedding",
+    "ShortConvolution",
+    "causal_conv1d",
+    "causal_conv1d_update",
+    "causal_conv1d_update_states",
+    "fft_conv",
+]
 
 triton = ModuleType(f"{__name__}.triton", "Another path of fla.modules.causal_conv1d.ops.")
 triton.__dict__.update({name: getattr(_ops, name) for name in _ops.__all__}, ops=_ops, __path__=[])
@@ -25,3 +38,4 @@ triton.__dict__.update({name: getattr(_ops, name) for name in _ops.__all__}, ops
 sys.modules[f"{__name__}.causal_conv1d"] = sys.modules[f"{__name__}.triton.ops"] = _ops
 sys.modules[f"{__name__}.short_conv"] = _short_conv
 sys.modules[f"{__name__}.triton"] = triton
+long_conv = sys.modules[f"{__name__}.long_conv"] = sys.modules["fla.modules.long_conv"]
