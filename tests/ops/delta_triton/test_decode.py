@@ -18,16 +18,6 @@ from fla.ops.kda import fused_recurrent_kda
 from fla.ops.kda.fused_recurrent import fused_recurrent_kda_fwd
 
 
-@pytest.fixture(autouse=True)
-def interpreted():
-    import triton.runtime.interpreter as interpreter
-
-    from fla.ops._delta.kernels.decode import delta_recurrent
-
-    if not isinstance(delta_recurrent, interpreter.InterpretedFunction):
-        pytest.skip("kernels were imported before TRITON_INTERPRET was set")
-
-
 def tensors(B=2, T=3, H=2, HV=4, K=20, V=12, N=None, v_first=False, seed=0):
     gen = torch.Generator().manual_seed(seed)
     rn = lambda *s: torch.randn(*s, generator=gen)

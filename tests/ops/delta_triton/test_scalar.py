@@ -20,16 +20,6 @@ CHIP = CHIPS["interpreter"]
 
 
 @pytest.fixture(autouse=True)
-def interpreted():
-    import triton.runtime.interpreter as interpreter
-
-    from fla.ops._delta.kernels.scalar_prep import scalar_prep
-
-    if not isinstance(scalar_prep, interpreter.InterpretedFunction):
-        pytest.skip("kernels were imported before TRITON_INTERPRET was set")
-
-
-@pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
     """Uninitialised memory holds NaN: reading it shows."""
     empty, empty_like, new_empty = torch.empty, torch.empty_like, torch.Tensor.new_empty

@@ -20,16 +20,6 @@ from fla.ops._delta.vector_entry import chunk_kda
 
 
 @pytest.fixture(autouse=True)
-def interpreted():
-    import triton.runtime.interpreter as interpreter
-
-    from fla.ops._delta.kernels.vector_prep import vector_prep
-
-    if not isinstance(vector_prep, interpreter.InterpretedFunction):
-        pytest.skip("kernels were imported before TRITON_INTERPRET was set")
-
-
-@pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
     """Uninitialised memory holds NaN: reading it shows."""
     empty, empty_like = torch.empty, torch.empty_like
