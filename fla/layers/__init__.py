@@ -7,12 +7,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOME = {
+    "GatedDeltaNet": "gated_deltanet",
     "KimiDeltaAttention": "kda",
 }
 
 __all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
+    from fla.layers.gated_deltanet import GatedDeltaNet as GatedDeltaNet
     from fla.layers.kda import KimiDeltaAttention as KimiDeltaAttention
 
 

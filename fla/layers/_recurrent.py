@@ -64,12 +64,16 @@ class RecurrentLayer(nn.Module):
     Attributes:
         modes: kernels that the layer accepts as ``mode``.
         undecayed: parameters that optimisers should not decay; trainers read the flag ``_no_weight_decay``.
+        any_mode_trains: whether every kernel has gradients, so that short inputs always take the step-by-step one.
+        silu_without_conv: whether projections without a short convolution get SiLU.
         mode: the kernel for long inputs without autograd.
         layer_idx: place of the layer in a cache; None for a layer that is never given one.
     """
 
     modes: ClassVar[tuple[str, ...]] = ("chunk", "fused_recurrent")
     undecayed: ClassVar[tuple[str, ...]] = ()
+    any_mode_trains: ClassVar[bool] = False
+    silu_without_conv: ClassVar[bool] = True
     mode: str
     layer_idx: int | None
     use_short_conv: bool
@@ -87,17 +91,19 @@ class RecurrentLayer(nn.Module):
         return mode
 
     def select_mode(self, length: int) -> str:
-        """The kernel for ``length`` tokens (as padded): only the chunked one is differentiable everywhere."""
+        """The kernel for ``length`` tokens (as padded): the chunked one under autograd, unless every one trains."""
+        if self.any_mode_trains:
+            return "fused_recurrent" if length <= SHORT else self.mode
         if torch.is_grad_enabled():
             return "chunk"
         if self.training and self.mode != "chunk":
             raise ArgumentError(f"Only mode 'chunk' can be used in training mode, got {self.mode!r}.")
         return "fused_recurrent" if length <= SHORT and not self.training else self.mode
 
-    def add_short_convs(self, conv_size: int, conv_bias: bool, **widths: int) -> None:
-        """Register a :class:`ShortConvolution` with SiLU as ``<name>_conv1d`` for every ``name=width``."""
+    def add_short_convs(self, conv_size: int, conv_bias: bool, activation: str | None = "silu", **widths: int) -> None:
+        """Register a :class:`ShortConvolution` as ``<name>_conv1d`` for every ``name=width``."""
         for name, width in widths.items():
-            self.add_module(f"{name}_conv1d", ShortConvolution(width, conv_size, bias=conv_bias, activation="silu"))
+            self.add_module(f"{name}_conv1d", ShortConvolution(width, conv_size, bias=conv_bias, activation=activation))
 
     def project(
         self,
@@ -110,12 +116,14 @@ class RecurrentLayer(nn.Module):
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...] | None]:
         """``<name>_proj`` and ``<name>_conv1d`` (or SiLU) for every letter of ``names``.
 
+        Without convolutions the projections get SiLU, or nothing where ``silu_without_conv`` is False.
+
         Returns:
             The projections in that order, and the states of the convolutions (None without convolutions).
         """
         projected = tuple(getattr(self, f"{name}_proj")(x) for name in names)
         if not self.use_short_conv:
-            return tuple(F.silu(p) for p in projected), None
+            return tuple(F.silu(p) for p in projected) if self.silu_without_conv else projected, None
         if states is None:
             states = (None,) * len(names)
         outputs, kept = zip(

@@ -19,4 +19,8 @@ class Entry(NamedTuple):
         return f"{self.stem}Config", f"{self.stem}ForCausalLM", f"{self.stem}Model"
 
 
-FAMILIES = (Entry("kda", "kda", "KDA"),)
+# In the order of the names in release 0.6.0.
+FAMILIES = (
+    Entry("gated_deltanet", "gated_deltanet", "GatedDeltaNet"),
+    Entry("kda", "kda", "KDA"),
+)
