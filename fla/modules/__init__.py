@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 _HOME = {
     "FusedCrossEntropyLoss": "fused_cross_entropy",
+    "FusedKLDivLoss": "fused_kl_div",
     "FusedLayerNormGated": "norm",
     "FusedLayerNormSwishGate": "norm",
     "FusedLayerNormSwishGateLinear": "norm",
@@ -34,6 +35,7 @@ __all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 if TYPE_CHECKING:
     from fla.modules.causal_conv1d import ShortConvolution as ShortConvolution
     from fla.modules.fused_cross_entropy import FusedCrossEntropyLoss as FusedCrossEntropyLoss
+    from fla.modules.fused_kl_div import FusedKLDivLoss as FusedKLDivLoss
     from fla.modules.fused_linear_cross_entropy import FusedLinearCrossEntropyLoss as FusedLinearCrossEntropyLoss
     from fla.modules.long_conv import ImplicitLongConvolution as ImplicitLongConvolution
     from fla.modules.long_conv import LongConvolution as LongConvolution

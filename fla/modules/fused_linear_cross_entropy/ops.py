@@ -37,6 +37,22 @@ def logsumexp_fwd(
     return lse if dtype is None else lse.to(dtype)
 
 
+def token_chunks(N: int, H: int, V: int, num_chunks: int) -> list[slice]:
+    """Rows of each chunk: at most ``num_chunks``, and no more than bring a chunk's logits to the size of the inputs."""
+    if N == 0:
+        return []
+    size = 1 << math.ceil(math.log2(math.ceil(N / max(1, min(num_chunks, math.ceil(V / H))))))
+    return [slice(start, min(start + size, N)) for start in range(0, N, size)]
+
+
+def add_weight_grad(dw: Tensor, grad: Tensor, h: Tensor) -> None:
+    """Add ``grad.T @ h`` to ``dw``, which may be of a wider dtype."""
+    if dw.dtype == grad.dtype:
+        dw.addmm_(grad.t(), h)
+    else:
+        dw += grad.t() @ h
+
+
 def _add_l2warp(grad: Tensor, peak: tuple[Tensor, Tensor], factor: Tensor | float, process_group: Any) -> None:
     """Add ``factor * max(logits)`` to the gradient of the largest logit of each row."""
     value, column = peak
@@ -82,11 +98,8 @@ def fused_linear_cross_entropy_fwd(
         db = None
         if needs_db and bias is not None:
             db = torch.zeros_like(bias, dtype=wide if accumulate_grad_in_fp32 else bias.dtype)
-        chunks = min(num_chunks, math.ceil(V / H))
-        size = 1 << max(0, math.ceil(math.log2(math.ceil(N / chunks)))) if N else 1
         options = (label_smoothing, logit_scale, 0.0, logit_softcapping, ignore_index)
-        for start in range(0, N, size):
-            rows = slice(start, min(start + size, N))
+        for rows in token_chunks(N, H, V, num_chunks):
             logits, labels = F.linear(h[rows], w, b), target[rows]
             losses, _, lse, total, first = cross_entropy_fwd(logits, labels, *options, process_group)
             loss = loss + losses.sum() / divisor
@@ -100,10 +113,7 @@ def fused_linear_cross_entropy_fwd(
             if dx is not None:
                 torch.mm(grad, w, out=dx[rows])
             if dw is not None:
-                if dw.dtype == grad.dtype:
-                    dw.addmm_(grad.t(), h[rows])
-                else:
-                    dw += grad.t() @ h[rows]
+                add_weight_grad(dw, grad, h[rows])
             if db is not None:
                 db += grad.sum(0, dtype=db.dtype)
         if dx is not None and process_group is not None:
