@@ -7,6 +7,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOME = {
+    "BitLinear": "fused_bitlinear",
+    "FusedBitLinear": "fused_bitlinear",
     "FusedCrossEntropyLoss": "fused_cross_entropy",
     "FusedKLDivLoss": "fused_kl_div",
     "FusedLayerNormGated": "norm",
@@ -34,6 +36,8 @@ __all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
     from fla.modules.causal_conv1d import ShortConvolution as ShortConvolution
+    from fla.modules.fused_bitlinear import BitLinear as BitLinear
+    from fla.modules.fused_bitlinear import FusedBitLinear as FusedBitLinear
     from fla.modules.fused_cross_entropy import FusedCrossEntropyLoss as FusedCrossEntropyLoss
     from fla.modules.fused_kl_div import FusedKLDivLoss as FusedKLDivLoss
     from fla.modules.fused_linear_cross_entropy import FusedLinearCrossEntropyLoss as FusedLinearCrossEntropyLoss
