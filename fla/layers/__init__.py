@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 _HOME = {
     "GatedDeltaNet": "gated_deltanet",
+    "GatedLinearAttention": "gla",
     "KimiDeltaAttention": "kda",
 }
 
@@ -15,6 +16,7 @@ __all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
     from fla.layers.gated_deltanet import GatedDeltaNet as GatedDeltaNet
+    from fla.layers.gla import GatedLinearAttention as GatedLinearAttention
     from fla.layers.kda import KimiDeltaAttention as KimiDeltaAttention
 
 

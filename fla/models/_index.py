@@ -22,5 +22,6 @@ class Entry(NamedTuple):
 # In the order of the names in release 0.6.0.
 FAMILIES = (
     Entry("gated_deltanet", "gated_deltanet", "GatedDeltaNet"),
+    Entry("gla", "gla", "GLA"),
     Entry("kda", "kda", "KDA"),
 )

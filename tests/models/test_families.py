@@ -82,7 +82,8 @@ def test_state_dict_of_the_reference(entry: Any):
     }
     model = make(entry)
     assert {name: list(p.shape) for name, p in model.state_dict().items()} == expected
-    assert make(entry, fuse_norm=False).state_dict().keys() == expected.keys()
+    renamed = {name.replace("g_norm_swish_gate", "g_norm") for name in expected}  # not fused, it has another name
+    assert make(entry, fuse_norm=False).state_dict().keys() == renamed
     assert not list(model.buffers())
 
 

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: MIT
+"""The layers of linear attention against their formulas, token by token, and the contract of every recurrent layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fla.layers.gla import GatedLinearAttention
+from fla.models.utils import Cache
+from fla.utils import assert_close
+
+D = 24
+
+
+def recurrence(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:
+    """``S <- exp(log_decay) S + k v^T``, ``o = S^T q / sqrt(K)``; all ``[T, H, .]``, the decay broadcasts to K."""
+    S, out = q.new_zeros(q.shape[1], q.shape[2], v.shape[2]), []
+    for t in range(len(q)):
+        S = S * log_decay[t].exp()[..., None] + k[t][..., None] * v[t][:, None]
+        out.append(torch.einsum("hkv,hk->hv", S, q[t]) * q.shape[-1] ** -0.5)
+    return torch.stack(out)
+
+
+def branch(layer: Any, name: str, x: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    p = getattr(layer, f"{name}_proj")(x)
+    if layer.use_short_conv:
+        conv = getattr(layer, f"{name}_conv1d")
+        p = activation(F.conv1d(p.T[None], conv.weight, conv.bias, padding=3, groups=p.shape[1])[0, :, : len(x)].T)
+    return p
+
+
+def heads(x: Tensor, H: int, width: int) -> Tensor:
+    x = x.view(len(x), -1, width)
+    return x[:, [h * x.shape[1] // H for h in range(H)]]
+
+
+def rms(x: Tensor, weight: Tensor | None) -> Tensor:
+    x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
+    return x if weight is None else x * weight
+
+
+def qkv(layer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    H, f = layer.num_heads, {"relu": F.relu, None: lambda t: t}[layer.feature_map]
+    q, k, v = (branch(layer, n, x, F.silu) for n in "qkv")
+    return heads(f(q), H, layer.head_k_dim), heads(f(k), H, layer.head_k_dim), heads(v, H, layer.head_v_dim)
+
+
+def gated(layer: Any, x: Tensor, o: Tensor) -> Tensor:
+    norm = getattr(layer, "g_norm_swish_gate", None) or layer.g_norm
+    o = rms(o, norm.weight)
+    if layer.use_output_gate:
+        act = torch.sigmoid if layer.gate_fn.__name__ == "sigmoid" else F.silu
+        o = o * act(layer.g_proj(x)).view_as(o)
+    return layer.o_proj(o.flatten(-2))
+
+
+def gla(layer: Any, x: Tensor) -> Tensor:
+    q, k, v = qkv(layer, x)
+    g = F.logsigmoid(layer.gk_proj(x)) / layer.gate_logit_normalizer
+    if layer.clamp_min is not None:
+        g = g.clamp(min=layer.clamp_min)
+    return gated(layer, x, recurrence(q, k, v, heads(g, layer.num_heads, layer.head_k_dim)))
+
+
+class Case(NamedTuple):
+    cls: type
+    formula: Callable[[Any, Tensor], Tensor]
+    kwargs: dict[str, Any]
+    variants: tuple[dict[str, Any], ...]
+    state: tuple[int, ...]  # of two sequences
+
+
+CASES = {
+    "gla": Case(
+        GatedLinearAttention,
+        gla,
+        {"num_heads": 2},
+        (
+            {"num_heads": 4, "num_kv_heads": 2, "expand_k": 1.0, "feature_map": "relu"},
+            {"use_short_conv": True, "conv_bias": True, "gate_fn": "sigmoid", "clamp_min": -0.03},
+            {"use_output_gate": False, "gate_logit_normalizer": 1, "mode": "fused_chunk"},
+            {"fuse_norm": False, "elementwise_affine": False},
+        ),
+        (2, 2, 12, 6),
+    ),
+}
+every_layer = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+every_variant = pytest.mark.parametrize(
+    ("case", "variant"),
+    [pytest.param(c, v, id=f"{name}-{i}") for name, c in CASES.items() for i, v in enumerate(({}, *c.variants))],
+)
+
+
+def make(case: Case, **kwargs: Any) -> Any:
+    torch.manual_seed(0)
+    return case.cls(**{"hidden_size": D, "layer_idx": 0, **case.kwargs, **kwargs})
+
+
+@every_variant
+@pytest.mark.parametrize("length", [21, 70])
+@pytest.mark.parametrize("grad", [True, False])
+def test_layer_matches_its_formula(case: Case, variant: dict, length: int, grad: bool):
+    layer, x = make(case, **variant).eval(), torch.randn(2, length, D)
+    with torch.set_grad_enabled(grad):
+        y = layer(x)[0]
+    with torch.no_grad():
+        ref = torch.stack([case.formula(layer.double(), row) for row in x.double()])
+    assert_close("y", ref, y.double(), 2e-5)
+
+
+@every_variant
+def test_gradients_match_the_formula(case: Case, variant: dict):
+    layer, x = make(case, **variant).double(), torch.randn(1, 13, D, dtype=torch.float64, requires_grad=True)
+    dy = torch.randn(1, 13, D, dtype=torch.float64)
+    names, wanted = zip(("x", x), *layer.named_parameters(), strict=True)
+    got = torch.autograd.grad((layer(x)[0] * dy).sum(), wanted)
+    ref = torch.autograd.grad((case.formula(layer, x[0])[None] * dy).sum(), wanted)
+    for name, e, g in zip(names, ref, got, strict=True):
+        assert_close(name, e, g, 1e-5)
+
+
+@every_layer
+@pytest.mark.parametrize("length", [9, 70])
+def test_prefill_and_decoding_give_what_one_pass_gives(case: Case, length: int):
+    for mode in case.cls.modes:
+        layer, x, cache = make(case, mode=mode).eval(), torch.randn(2, length + 3, D), Cache()
+        with torch.no_grad():
+            full = layer(x)[0]
+            parts = [layer(x[:, :length], past_key_values=cache, use_cache=True)[0]]
+            for t in range(length, length + 3):
+                parts.append(layer(x[:, t : t + 1], past_key_values=cache, use_cache=True)[0])
+        assert_close(mode, full, torch.cat(parts, 1), 2e-5)
+        assert cache.get_seq_length() == length + 3
+        state = cache[0]["recurrent_state"]
+        assert (tuple(state.shape), state.dtype) == (case.state, torch.float32)
+
+
+@every_layer
+@pytest.mark.parametrize("side", ["left", "right", "middle"])
+def test_padding_changes_nothing(case: Case, side: str):
+    layer, x, mask = make(case), torch.randn(2, 8, D), torch.ones(2, 8, dtype=torch.long)
+    mask[0, {"left": slice(0, 3), "right": slice(6, 8), "middle": slice(2, 5)}[side]] = 0
+    y = layer(x, attention_mask=mask)[0]
+    assert_close("y", layer(x[:1, mask[0] == 1])[0], y[:1, mask[0] == 1], 1e-5)
+    assert_close("y", layer(x[1:])[0], y[1:], 1e-5)
+    assert (y[0, mask[0] == 0] == 0).all()
+
+
+@every_layer
+def test_masked_decoding_gives_what_each_row_gives_alone(case: Case):
+    layer, x, mask, cache = make(case).eval(), torch.randn(2, 9, D), torch.ones(2, 9, dtype=torch.long), Cache()
+    mask[0, :3] = 0
+    with torch.no_grad():
+        parts = []
+        for a, b in ((0, 6), (6, 7), (7, 9)):
+            part = layer(x[:, a:b], attention_mask=mask[:, :b], past_key_values=cache, use_cache=True)[0]
+            parts.append(part)
+        y = torch.cat(parts, 1)
+        assert_close("y", layer(x[:1, 3:])[0], y[:1, 3:], 1e-5)
+        assert_close("y", layer(x[1:])[0], y[1:], 1e-5)
+
+
+@every_layer
+def test_packed_sequences_give_what_each_gives_alone(case: Case):
+    layer, x = make(case), torch.randn(1, 12, D, requires_grad=True)
+    y = layer(x, cu_seqlens=torch.tensor([0, 5, 5, 12]), attention_mask=torch.ones(1, 12))[0]
+    ref = torch.cat([layer(x[:, :5])[0], layer(x[:, 5:])[0]], 1)
+    assert_close("y", ref, y, 1e-5)
+    dy, wanted = torch.randn_like(y), [x, *layer.parameters()]
+    for e, g in zip(*(torch.autograd.grad((out * dy).sum(), wanted) for out in (ref, y)), strict=True):
+        assert_close("grad", e, g, 1e-4)
+
+
+@every_layer
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(case: Case, dtype: torch.dtype):
+    layer, x = make(case), torch.randn(2, 20, D)
+    with torch.autocast("cpu", dtype=dtype):
+        y = layer(x)[0]
+    assert y.dtype == dtype
+    y.float().sum().backward()
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+    assert_close("y", layer(x)[0], y.float(), 3e-2)
+
+
+@every_layer
+def test_wrong_calls_are_named_and_leave_the_cache_alone(case: Case):
+    layer, x, cache = make(case), torch.randn(2, 4, D), Cache()
+    with pytest.raises(ValueError, match="requires `layer_idx`"):
+        make(case, layer_idx=None)(x, past_key_values=cache, use_cache=True)
+    with pytest.raises(AssertionError, match="attention_mask"):
+        layer(x, attention_mask=torch.ones(2, 1, 4, 4), past_key_values=cache, use_cache=True)
+    with pytest.raises(ValueError, match="cu_seqlens"):
+        layer(x[:1], cu_seqlens=torch.tensor([0, 3]), past_key_values=cache, use_cache=True)
+    with pytest.raises(ValueError, match="mode"):
+        make(case, mode="quick")
+    assert len(cache) == 0
+    assert layer(x[:, :0])[0].shape == (2, 0, D)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "match"),
+    [
+        ({"num_kv_heads": 3}, "num_kv_heads"),
+        ({"expand_k": 0.3}, "expand_k"),
+        ({"num_heads": 5}, "num_heads"),
+        ({"feature_map": "swishy"}, "feature_map"),
+        ({"gate_fn": "swishy"}, "gate_fn"),
+    ],
+)
+def test_wrong_constructor_arguments_are_named(kwargs: dict, match: str):
+    with pytest.raises(ValueError, match=match):
+        make(CASES["gla"], **kwargs)
