@@ -7,6 +7,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOME = {
+    "Comba": "comba",
+    "DeltaNet": "delta_net",
     "GatedDeltaNet": "gated_deltanet",
     "GatedLinearAttention": "gla",
     "KimiDeltaAttention": "kda",
@@ -15,6 +17,8 @@ _HOME = {
 __all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
+    from fla.layers.comba import Comba as Comba
+    from fla.layers.delta_net import DeltaNet as DeltaNet
     from fla.layers.gated_deltanet import GatedDeltaNet as GatedDeltaNet
     from fla.layers.gla import GatedLinearAttention as GatedLinearAttention
     from fla.layers.kda import KimiDeltaAttention as KimiDeltaAttention

@@ -21,6 +21,8 @@ class Entry(NamedTuple):
 
 # In the order of the names in release 0.6.0.
 FAMILIES = (
+    Entry("comba", "comba", "Comba"),
+    Entry("delta_net", "delta_net", "DeltaNet"),
     Entry("gated_deltanet", "gated_deltanet", "GatedDeltaNet"),
     Entry("gla", "gla", "GLA"),
     Entry("kda", "kda", "KDA"),

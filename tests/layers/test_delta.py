@@ -16,6 +16,16 @@ from fla.utils import assert_close
 
 D = 24
 CASES: list[tuple[str, dict[str, Any]]] = [
+    ("Comba", {}),
+    ("Comba", {"num_v_heads": 4, "expand_v": 2, "use_output_gate": False, "conv_bias": True}),
+    ("Comba", {"use_inner_decay": False, "use_short_conv": False, "correction_factor": 0.3}),
+    ("Comba", {"use_output_correction": False, "use_inner_decay": False}),
+    ("DeltaNet", {}),
+    ("DeltaNet", {"expand_k": 0.5, "expand_v": 2, "use_gate": True, "conv_bias": True, "allow_neg_eigval": True}),
+    ("DeltaNet", {"qk_activation": "elu", "qk_norm": "sum", "use_beta": False}),
+    ("DeltaNet", {"qk_activation": "relu", "use_short_conv": False}),
+    ("DeltaNet", {"qk_activation": "identity", "d_model": D, "hidden_size": 5}),
+    ("DeltaNet", {"use_short_conv": False, "qk_norm": "sum"}),
     ("GatedDeltaNet", {}),
     ("GatedDeltaNet", {"num_v_heads": 4, "expand_v": 2, "output_gate_activation": "sigmoid"}),
     ("GatedDeltaNet", {"use_gate": False, "allow_neg_eigval": True, "conv_bias": True}),
