@@ -10,6 +10,7 @@ _HOME = {
     "Comba": "comba",
     "DeltaNet": "delta_net",
     "GatedDeltaNet": "gated_deltanet",
+    "GatedDeltaNet2": "gdn2",
     "GatedLinearAttention": "gla",
     "KimiDeltaAttention": "kda",
 }
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from fla.layers.comba import Comba as Comba
     from fla.layers.delta_net import DeltaNet as DeltaNet
     from fla.layers.gated_deltanet import GatedDeltaNet as GatedDeltaNet
+    from fla.layers.gdn2 import GatedDeltaNet2 as GatedDeltaNet2
     from fla.layers.gla import GatedLinearAttention as GatedLinearAttention
     from fla.layers.kda import KimiDeltaAttention as KimiDeltaAttention
 

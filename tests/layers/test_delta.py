@@ -30,6 +30,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("GatedDeltaNet", {"num_v_heads": 4, "expand_v": 2, "output_gate_activation": "sigmoid"}),
     ("GatedDeltaNet", {"use_gate": False, "allow_neg_eigval": True, "conv_bias": True}),
     ("GatedDeltaNet", {"use_short_conv": False, "output_gate_activation": "silu"}),
+    ("GatedDeltaNet2", {}),
+    ("GatedDeltaNet2", {"num_v_heads": 4, "expand_v": 2, "allow_neg_eigval": True, "conv_bias": True}),
+    ("GatedDeltaNet2", {"use_short_conv": False}),
 ]
 LAYERS = sorted({name for name, _ in CASES})
 every_layer = pytest.mark.parametrize("name", LAYERS)
@@ -213,3 +216,69 @@ def test_a_hook_of_a_convolution_runs():
     layer.k_conv1d.register_forward_hook(lambda module, args, out: seen.append(out))
     layer(torch.randn(1, 5, D))
     assert len(seen) == 1
+
+
+def test_state_dict_of_the_second_gated_deltanet():
+    layer = make("GatedDeltaNet2", num_v_heads=4, expand_v=2)
+    assert {name: list(p.shape) for name, p in layer.state_dict().items()} == {
+        "A_log": [2],
+        "dt_bias": [16],
+        "q_proj.weight": [16, D],
+        "k_proj.weight": [16, D],
+        "v_proj.weight": [64, D],
+        "q_conv1d.weight": [16, 1, 4],
+        "k_conv1d.weight": [16, 1, 4],
+        "v_conv1d.weight": [64, 1, 4],
+        "f_proj.0.weight": [16, D],
+        "f_proj.1.weight": [16, 16],
+        "b_proj.weight": [16, D],
+        "w_proj.weight": [64, D],
+        "g_proj.0.weight": [16, D],
+        "g_proj.1.weight": [64, 16],
+        "g_proj.1.bias": [64],
+        "o_norm.weight": [16],
+        "o_proj.weight": [D, 64],
+    }
+
+
+@pytest.mark.parametrize(("name", "low"), [("GatedDeltaNet", 0), ("Comba", 0), ("GatedDeltaNet2", 1)])
+def test_fresh_decays(name: str, low: float):
+    torch.manual_seed(0)
+    layer = getattr(layers, name)(hidden_size=D, head_dim=8, num_heads=64)
+    rate, dt = layer.A_log.exp(), F.softplus(layer.dt_bias)
+    assert ((rate >= low - 1e-5) & (rate <= 16 + 1e-4)).all()
+    assert (rate < 1).any() == (low == 0)
+    assert ((dt >= 0.99e-3) & (dt <= 0.101)).all()
+    assert layer.A_log._no_weight_decay
+    assert layer.dt_bias._no_weight_decay
+    if name == "Comba":
+        assert (layer.decay == 1).all()
+        assert (layer.D == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "match"),
+    [
+        ("GatedDeltaNet", {"num_v_heads": 3}, "num_v_heads"),
+        ("GatedDeltaNet", {"output_gate_activation": "relu"}, "output_gate_activation"),
+        ("DeltaNet", {"num_heads": 5}, "num_heads"),
+        ("DeltaNet", {"qk_activation": "gelu"}, "qk_activation"),
+        ("DeltaNet", {"qk_norm": "l1"}, "qk_norm"),
+    ],
+)
+def test_wrong_constructor_arguments_are_named(name: str, kwargs: dict, match: str):
+    with pytest.raises(ValueError, match=match):
+        make(name, **kwargs)
+
+
+def test_a_mode_that_the_reference_gave_up():
+    with pytest.raises(NotImplementedError, match="fused_chunk"):
+        make("DeltaNet", mode="fused_chunk")
+
+
+# The stack of a hand-built model resets its parts; the layer's own values must survive it.
+def test_comba_comes_back_from_a_reset():
+    layer = make("Comba", correction_factor=0.5)
+    layer.reset_parameters()
+    assert (layer.D == 0.5).all()
+    assert (layer.decay == 1).all()
