@@ -12,6 +12,7 @@ _HOME = {
     "GatedDeltaNet": "gated_deltanet",
     "GatedDeltaNet2": "gdn2",
     "GatedLinearAttention": "gla",
+    "HGRN2Attention": "hgrn2",
     "KimiDeltaAttention": "kda",
 }
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from fla.layers.gated_deltanet import GatedDeltaNet as GatedDeltaNet
     from fla.layers.gdn2 import GatedDeltaNet2 as GatedDeltaNet2
     from fla.layers.gla import GatedLinearAttention as GatedLinearAttention
+    from fla.layers.hgrn2 import HGRN2Attention as HGRN2Attention
     from fla.layers.kda import KimiDeltaAttention as KimiDeltaAttention
 
 

@@ -25,5 +25,6 @@ FAMILIES = (
     Entry("delta_net", "delta_net", "DeltaNet"),
     Entry("gated_deltanet", "gated_deltanet", "GatedDeltaNet"),
     Entry("gla", "gla", "GLA"),
+    Entry("hgrn2", "hgrn2", "HGRN2"),
     Entry("kda", "kda", "KDA"),
 )

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fla.layers.gla import GatedLinearAttention
+from fla.layers.hgrn2 import HGRN2Attention
 from fla.models.utils import Cache
 from fla.utils import assert_close
 
@@ -68,6 +69,16 @@ def gla(layer: Any, x: Tensor) -> Tensor:
     return gated(layer, x, recurrence(q, k, v, heads(g, layer.num_heads, layer.head_k_dim)))
 
 
+def hgrn2(layer: Any, x: Tensor, bound: Tensor | None = None) -> Tensor:
+    q, f, i = (branch(layer, n, x, lambda t: t).view(len(x), layer.num_heads, -1) for n in "qfi")
+    f = torch.sigmoid(f)
+    if bound is not None:
+        bound = bound.view(layer.num_heads, -1)
+        f = bound + (1 - bound) * f
+    o = recurrence(F.silu(q), 1 - f, i, f.log()).flatten(-2)
+    return layer.o_proj(rms(o, layer.g_norm.weight))
+
+
 class Case(NamedTuple):
     cls: type
     formula: Callable[[Any, Tensor], Tensor]
@@ -88,6 +99,13 @@ CASES = {
             {"fuse_norm": False, "elementwise_affine": False},
         ),
         (2, 2, 12, 6),
+    ),
+    "hgrn2": Case(
+        HGRN2Attention,
+        hgrn2,
+        {"expand_ratio": 8},
+        ({"use_short_conv": True, "conv_bias": True}, {"num_heads": 2, "expand_ratio": None, "mode": "fused_chunk"}),
+        (2, 3, 8, 8),
     ),
 }
 every_layer = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
@@ -217,3 +235,25 @@ def test_wrong_calls_are_named_and_leave_the_cache_alone(case: Case):
 def test_wrong_constructor_arguments_are_named(kwargs: dict, match: str):
     with pytest.raises(ValueError, match=match):
         make(CASES["gla"], **kwargs)
+
+
+def test_hgrn2_forgets_no_more_than_the_lower_bound():
+    layer, bound = make(CASES["hgrn2"], layer_idx=1).double(), torch.rand(D, dtype=torch.float64)
+    x = torch.randn(1, 13, D, dtype=torch.float64)
+    with torch.no_grad():
+        assert_close("y", hgrn2(layer, x[0], bound)[None], layer(x, lower_bound=bound)[0], 1e-6)
+        first = make(CASES["hgrn2"], layer_idx=0).double()
+        assert torch.equal(first(x)[0], first(x, lower_bound=bound)[0])
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "match"),
+    [
+        ({"expand_ratio": 7}, "expand_ratio"),
+        ({"expand_ratio": None, "num_heads": 5}, "num_heads"),
+        ({"expand_ratio": None}, "expand_ratio"),
+    ],
+)
+def test_wrong_sizes_of_hgrn2_are_named(kwargs: dict, match: str):
+    with pytest.raises(ValueError, match=match):
+        make(CASES["hgrn2"], **kwargs)

@@ -2,7 +2,7 @@
 """What every family of models must do. A new family takes part by being in the index.
 
 ``tests/data/state_dicts/<model_type>.json`` holds the keys and shapes of a block that the reference has at these sizes,
-without the norms and the MLP, which all families share.
+without the norms and the MLP, which all families share, and of what the model has beside its blocks (``model.``).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ TINY = {
     "num_hidden_layers": 2,
     "num_heads": 2,
     "head_dim": 8,
+    "expand_ratio": 16,
     "vocab_size": 61,
     "intermediate_size": 40,
     "pad_token_id": 0,
@@ -74,9 +75,11 @@ def test_state_dict_of_the_reference(entry: Any):
         "mlp.up_proj.weight": [40, 32],
         "mlp.down_proj.weight": [32, 40],
     }
+    whole = {name: block.pop(name) for name in [*block] if name.startswith("model.")}
     expected = {
         "model.embeddings.weight": [61, 32],
         **{f"model.layers.{i}.{name}": shape for i in range(2) for name, shape in block.items()},
+        **whole,
         "model.norm.weight": [32],
         "lm_head.weight": [61, 32],
     }

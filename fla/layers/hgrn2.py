@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: MIT
+"""HGRN2: gated linear recurrence with state expansion (https://arxiv.org/abs/2404.07904)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fla.layers._recurrent import Mixed, RecurrentLayer
+from fla.modules._dtype import upcast
+from fla.modules.norm import RMSNorm
+from fla.ops._common.checks import ArgumentError
+from fla.ops.gla import chunk_gla, fused_recurrent_gla
+
+__all__ = ["HGRN2Attention"]
+
+
+class HGRN2Attention(RecurrentLayer):
+    """Gated linear attention whose key is what its forget gate leaves over.
+
+    With the decay ``f = sigmoid(f_proj(x))``, raised to ``lower_bound + (1 - lower_bound) * f`` where a bound is given,
+    ``k = 1 - f``, ``q = silu(q_proj(x))`` and ``v = i_proj(x)``, each head keeps ``S <- diag(f) S + k v^T`` and puts
+    out ``S^T q / sqrt(K)``; the norm runs over all heads together.
+
+    Args:
+        mode: ``"chunk"`` or ``"fused_recurrent"``, the kernel of inputs of more than 64 tokens. ``"fused_chunk"`` is
+            accepted too and runs the chunked one.
+        hidden_size: width `D`.
+        num_heads: heads `H`; used where ``expand_ratio`` is None.
+        expand_ratio: key channels `K` of a head; then ``H = D / expand_ratio``.
+        use_short_conv: convolve the projections, without activation.
+        conv_size: taps of the convolutions.
+        conv_bias: learn their bias.
+        elementwise_affine: learn a scale in the output norm.
+        norm_eps: accepted and ignored; the epsilon is 1e-5, as in the reference's checkpoints.
+        layer_idx: place in a cache, and in the stack: layer 0 has no lower bound.
+
+    Raises:
+        ArgumentError: neither heads nor ratio, sizes that do not divide, another mode.
+    """
+
+    modes: ClassVar[tuple[str, ...]] = ("chunk", "fused_chunk", "fused_recurrent")
+    any_mode_trains: ClassVar[bool] = True
+    silu_without_conv: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        mode: str = "chunk",
+        hidden_size: int = 1024,
+        num_heads: int | None = None,
+        expand_ratio: int | None = 128,
+        use_short_conv: bool = False,
+        conv_size: int = 4,
+        conv_bias: bool = False,
+        elementwise_affine: bool = True,
+        norm_eps: float = 1e-5,
+        layer_idx: int | None = None,
+    ) -> None:
+        super().__init__()
+        name, size = ("num_heads", num_heads) if expand_ratio is None else ("expand_ratio", expand_ratio)
+        if size is None:
+            raise ArgumentError("One of `num_heads` and `expand_ratio` must be given, got None for both.")
+        if size < 1 or hidden_size % size:
+            raise ArgumentError(f"`{name}` must divide hidden_size = {hidden_size}, got {size}.")
+        self.mode = self.check_mode(mode)
+        self.hidden_size = hidden_size
+        self.num_heads = size if expand_ratio is None else hidden_size // size
+        self.expand_ratio = hidden_size // self.num_heads
+        self.use_short_conv, self.conv_size, self.conv_bias = use_short_conv, conv_size, conv_bias
+        self.layer_idx = layer_idx
+        self.q_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.f_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.i_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+        if use_short_conv:
+            self.add_short_convs(conv_size, conv_bias, None, q=hidden_size, f=hidden_size, i=hidden_size)
+        self.g_norm = RMSNorm(hidden_size, elementwise_affine, eps=1e-5, dtype=torch.float32)
+        self.o_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+
+    def mix(
+        self,
+        x: Tensor,
+        *,
+        mode: str,
+        state: dict[str, Any],
+        keep_state: bool,
+        cu_seqlens: Tensor | None,
+        lower_bound: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Mixed:
+        """See :meth:`RecurrentLayer.mix`; the state is ``[N, H, V, K]`` float32.
+
+        Args:
+            lower_bound: smallest decay of every channel ``[D]``, in [0, 1).
+        """
+        (q, f, i), conv_state = self.project(x, "qfi", state.get("conv_state"), keep_state, cu_seqlens, **kwargs)
+        g = F.logsigmoid(upcast(f))
+        if lower_bound is not None and self.layer_idx != 0:
+            bound = upcast(lower_bound)
+            g = torch.logaddexp(bound.log(), torch.log1p(-bound) + g)
+        k = -torch.expm1(g)
+        q, k, v, g = (t.unflatten(-1, (self.num_heads, -1)) for t in (F.silu(q), k.to(i.dtype), i, g))
+        options: dict[str, Any] = {
+            "initial_state": state.get("recurrent_state"),
+            "output_final_state": keep_state,
+            "state_v_first": True,
+            "cu_seqlens": cu_seqlens,
+        }
+        if mode == "fused_recurrent":
+            o, recurrent_state = fused_recurrent_gla(q, k, v, gk=g, **options)
+        else:
+            o, recurrent_state = chunk_gla(q, k, v, g=g, **options)
+        return Mixed(self.o_proj(self.g_norm(o.flatten(-2))), recurrent_state, conv_state)
