@@ -76,3 +76,12 @@ class GatedMLP(nn.Module):
 
     def extra_repr(self) -> str:
         return f"hidden_act={self.hidden_act!r}, fuse_swiglu={self.fuse_swiglu}"
+
+
+def __getattr__(name: str) -> Any:
+    # Plans import torch.distributed.tensor, which nobody else should wait for.
+    if name == "SwiGLULinearParallel":
+        from fla.modules.parallel import SwiGLULinearParallel
+
+        return SwiGLULinearParallel
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Norms: plain, gated, gated by groups, and L2."""
 
+from typing import Any
+
 from fla.modules.norm.fused_norm_gate import (
     FusedLayerNormGated,
     FusedLayerNormGatedLinear,
@@ -30,7 +32,17 @@ __all__ = [
     "LayerNorm",
     "LayerNormGated",
     "LayerNormLinear",
+    "NormParallel",
     "RMSNorm",
     "RMSNormGated",
     "RMSNormLinear",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Plans import torch.distributed.tensor, which nobody else should wait for.
+    if name == "NormParallel":
+        from fla.modules.parallel import NormParallel
+
+        return NormParallel
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,6 +9,8 @@ of `x`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -396,3 +398,12 @@ class GroupNormRef(NormBase):
         return group_norm_ref(
             x, self.weight, self.bias, self.num_groups, residual, self.eps, self.is_rms_norm, prenorm, upcast=True
         )
+
+
+def __getattr__(name: str) -> Any:
+    # Plans import torch.distributed.tensor, which nobody else should wait for.
+    if name == "NormParallel":
+        from fla.modules.parallel import NormParallel
+
+        return NormParallel
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
