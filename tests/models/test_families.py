@@ -125,6 +125,18 @@ def test_every_parameter_has_a_gradient(entry: Any, linear: bool):
     assert_close("loss", wanted, out.loss, 1e-5)
 
 
+# Adapters and quantised layers take the place of projections, and hooks watch them: none may be passed by.
+@every_family
+@pytest.mark.parametrize("training", [True, False])
+def test_every_projection_is_called(entry: Any, training: bool):
+    model, seen = make(entry, num_hidden_layers=1).train(training), set()
+    linears = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+    for name, module in linears.items():
+        module.register_forward_hook(lambda *args, name=name: seen.add(name))
+    model(tokens(), labels=tokens())
+    assert seen == linears.keys()
+
+
 @every_family
 def test_packed_training_is_separate_training(entry: Any):
     packed, separate, x = make(entry), make(entry), tokens(3, 11)

@@ -80,48 +80,6 @@ def test_without_a_cache(model: Any, calls: list):
     assert torch.equal(out, model.generate(x, **kwargs))
 
 
-def test_left_padding_gives_what_each_row_gives_alone(model: Any):
-    x = prompt(3, 10)
-    mask = torch.ones_like(x)
-    for i, pad in enumerate((4, 0, 7)):
-        x[i, :pad], mask[i, :pad] = 0, 0
-    out = model.generate(x, attention_mask=mask, max_new_tokens=6, do_sample=False)
-    for i, pad in enumerate((4, 0, 7)):
-        assert torch.equal(out[i, 10:], greedy(model, x[i : i + 1, pad:], 6)[0, 10 - pad :])
-
-
-def test_prefill_and_steps_with_a_growing_mask(model: Any):
-    x, mask = prompt(4, 80), torch.ones(4, 80, dtype=torch.long)
-    for i, pad in enumerate((0, 3, 11, 17)):
-        mask[i, :pad] = 0
-    with torch.no_grad():
-        out = model(x[:, :20], attention_mask=mask[:, :20], use_cache=True)
-        logits, cache = [out.logits], out.past_key_values
-        for t in range(20, 80):
-            out = model(x[:, t : t + 1], attention_mask=mask[:, : t + 1], past_key_values=cache, use_cache=True)
-            assert out.past_key_values is cache
-            logits.append(out.logits)
-        joined = torch.cat(logits, 1)
-        for i, row in enumerate(mask):
-            assert_close("logits", model(x[i : i + 1, row == 1]).logits, joined[i : i + 1, row == 1], 1e-4)
-
-
-def test_chunked_prefill(model: Any):
-    x = prompt(2, 150)
-    with torch.no_grad():
-        cache, parts = Cache(), []
-        for a, b in ((0, 70), (70, 71), (71, 150)):
-            parts.append(model(x[:, a:b], past_key_values=cache, use_cache=True).logits)
-        assert_close("logits", model(x).logits, torch.cat(parts, 1), 1e-4)
-
-
-@pytest.mark.parametrize("beams", [2, 3])
-def test_beam_search_is_beam_search_without_a_cache(model: Any, beams: int):
-    x = prompt()
-    kwargs = {"attention_mask": torch.ones_like(x), "max_new_tokens": 6, "num_beams": beams, "do_sample": False}
-    assert torch.equal(model.generate(x, **kwargs), model.generate(x, use_cache=False, **kwargs))
-
-
 def test_sampling_is_repeatable_and_several_sequences_come_back(model: Any):
     x = prompt()
     kwargs = {"max_new_tokens": 4, "do_sample": True, "num_return_sequences": 3, "top_k": 0}

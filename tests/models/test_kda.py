@@ -49,41 +49,6 @@ def tokens(B: int = 2, T: int = 12) -> Tensor:
     return torch.randint(3, 61, (B, T))
 
 
-def test_state_dict_of_the_reference():
-    per_layer = {
-        "attn_norm.weight": [32],
-        "attn.A_log": [2],
-        "attn.dt_bias": [16],
-        "attn.q_proj.weight": [16, 32],
-        "attn.k_proj.weight": [16, 32],
-        "attn.v_proj.weight": [16, 32],
-        "attn.q_conv1d.weight": [16, 1, 4],
-        "attn.k_conv1d.weight": [16, 1, 4],
-        "attn.v_conv1d.weight": [16, 1, 4],
-        "attn.f_proj.0.weight": [8, 32],
-        "attn.f_proj.1.weight": [16, 8],
-        "attn.b_proj.weight": [2, 32],
-        "attn.g_proj.0.weight": [8, 32],
-        "attn.g_proj.1.weight": [16, 8],
-        "attn.g_proj.1.bias": [16],
-        "attn.o_norm.weight": [8],
-        "attn.o_proj.weight": [32, 16],
-        "mlp_norm.weight": [32],
-        "mlp.gate_proj.weight": [40, 32],
-        "mlp.up_proj.weight": [40, 32],
-        "mlp.down_proj.weight": [32, 40],
-    }
-    expected = {
-        "model.embeddings.weight": [61, 32],
-        **{f"model.layers.{i}.{name}": shape for i in range(2) for name, shape in per_layer.items()},
-        "model.norm.weight": [32],
-        "lm_head.weight": [61, 32],
-    }
-    assert {name: list(p.shape) for name, p in make().state_dict().items()} == expected
-    assert make(fuse_norm=False).state_dict().keys() == expected.keys()
-    assert not list(make().buffers())
-
-
 def test_class_attributes():
     assert KDAForCausalLM.base_model_prefix == "model"
     assert KDAForCausalLM._no_split_modules == ["KDABlock"]
