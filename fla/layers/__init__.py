@@ -14,6 +14,7 @@ _HOME = {
     "GatedLinearAttention": "gla",
     "HGRN2Attention": "hgrn2",
     "KimiDeltaAttention": "kda",
+    "MultiScaleRetention": "multiscale_retention",
 }
 
 __all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from fla.layers.gla import GatedLinearAttention as GatedLinearAttention
     from fla.layers.hgrn2 import HGRN2Attention as HGRN2Attention
     from fla.layers.kda import KimiDeltaAttention as KimiDeltaAttention
+    from fla.layers.multiscale_retention import MultiScaleRetention as MultiScaleRetention
 
 
 def __getattr__(name: str) -> Any:

@@ -110,6 +110,10 @@ class LinearLayer(RecurrentLayer):
         o = self.g_norm(o)
         return o * self.gate_fn(self.g_proj(x)).view_as(o) if self.use_output_gate else o
 
+    def extra_options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """What :meth:`attend` gets beside the options of the kernel, from the keywords of :meth:`forward`."""
+        return {}
+
     def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mode: str, **options: Any) -> tuple[Tensor, Any]:
         """The kernel of ``mode`` with ``options``.
 
@@ -148,5 +152,6 @@ class LinearLayer(RecurrentLayer):
             initial_state=state.get("recurrent_state"),
             output_final_state=keep_state,
             cu_seqlens=cu_seqlens,
+            **self.extra_options(kwargs),
         )
         return Mixed(self.o_proj(self.gate_output(x, o).flatten(-2)), recurrent_state, conv_state)

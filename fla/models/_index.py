@@ -27,4 +27,5 @@ FAMILIES = (
     Entry("gla", "gla", "GLA"),
     Entry("hgrn2", "hgrn2", "HGRN2"),
     Entry("kda", "kda", "KDA"),
+    Entry("retnet", "retnet", "RetNet"),
 )

@@ -28,6 +28,7 @@ _HOME = {
     "LongConvolution": "long_conv",
     "RMSNorm": "norm",
     "RMSNormLinear": "norm",
+    "RotaryEmbedding": "rotary",
     "ShortConvolution": "causal_conv1d",
     "TokenShift": "token_shift",
 }
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from fla.modules.long_conv import LongConvolution as LongConvolution
     from fla.modules.mlp import GatedMLP as GatedMLP
     from fla.modules.norm import *  # noqa: F403
+    from fla.modules.rotary import RotaryEmbedding as RotaryEmbedding
     from fla.modules.token_shift import TokenShift as TokenShift
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fla.layers.gla import GatedLinearAttention
 from fla.layers.hgrn2 import HGRN2Attention
+from fla.layers.multiscale_retention import MultiScaleRetention
 from fla.models.utils import Cache
 from fla.utils import assert_close
 
@@ -79,6 +80,20 @@ def hgrn2(layer: Any, x: Tensor, bound: Tensor | None = None) -> Tensor:
     return layer.o_proj(rms(o, layer.g_norm.weight))
 
 
+def retention(layer: Any, x: Tensor) -> Tensor:
+    q, k, v = qkv(layer, x)
+    R, T = layer.head_k_dim // 2, torch.arange(len(x), dtype=x.dtype)
+    turn = torch.outer(T, 10000.0 ** (-torch.arange(R, dtype=x.dtype) / R))[:, None]
+    q, k = (
+        torch.cat(
+            (t[..., :R] * turn.cos() - t[..., R:] * turn.sin(), t[..., :R] * turn.sin() + t[..., R:] * turn.cos()), -1
+        )
+        for t in (q, k)
+    )
+    decay = torch.log1p(-(2.0 ** (-5 - torch.arange(layer.num_heads, dtype=x.dtype))))
+    return gated(layer, x, recurrence(q, k, v, decay[None, :, None].expand(len(x), -1, -1)))
+
+
 class Case(NamedTuple):
     cls: type
     formula: Callable[[Any, Tensor], Tensor]
@@ -106,6 +121,17 @@ CASES = {
         {"expand_ratio": 8},
         ({"use_short_conv": True, "conv_bias": True}, {"num_heads": 2, "expand_ratio": None, "mode": "fused_chunk"}),
         (2, 3, 8, 8),
+    ),
+    "retention": Case(
+        MultiScaleRetention,
+        retention,
+        {"num_heads": 2},
+        (
+            {"num_heads": 6, "num_kv_heads": 2, "feature_map": "relu", "use_short_conv": True},
+            {"mode": "parallel", "gate_fn": "sigmoid"},
+            {"mode": "fused_chunk", "use_output_gate": False},
+        ),
+        (2, 2, 12, 24),
     ),
 }
 every_layer = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))

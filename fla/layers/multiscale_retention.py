@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: MIT
+"""Retention (RetNet, https://arxiv.org/abs/2307.08621)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fla.layers._linear import LinearLayer
+from fla.layers._recurrent import SHORT
+from fla.layers.utils import check_padding_mask, require_cache_layer_idx
+from fla.modules.rotary import RotaryEmbedding
+from fla.ops._common.checks import ArgumentError
+from fla.ops.retention import chunk_retention, fused_chunk_retention, fused_recurrent_retention, parallel_retention
+
+__all__ = ["MultiScaleRetention"]
+
+_KERNELS: dict[str, Any] = {
+    "chunk": chunk_retention,
+    "fused_chunk": fused_chunk_retention,
+    "fused_recurrent": fused_recurrent_retention,
+}
+
+
+class MultiScaleRetention(LinearLayer):
+    """Linear attention with rotary positions and a fixed decay for each head.
+
+    Head `h` keeps ``S <- (1 - 2 ** (-5 - h)) S + k v^T`` and puts out ``S^T q / sqrt(K)``, with `q` and `k` rotated by
+    their positions; the output is normalised, gated and projected.
+
+    Args:
+        mode: ``"chunk"``, ``"fused_chunk"``, ``"parallel"`` or ``"fused_recurrent"``, the kernel of long inputs without
+            autograd. ``"parallel"`` gives way to ``"chunk"`` where states are read or kept.
+        expand_k: key channels of all heads over `D`; at most 256 to a head.
+        hidden_size, expand_v, num_heads, num_kv_heads, feature_map, use_short_conv, conv_size, conv_bias: as for
+            :class:`fla.layers.gla.GatedLinearAttention`.
+        use_output_gate, gate_fn, elementwise_affine, norm_eps, fuse_norm, layer_idx: as there.
+
+    Raises:
+        ArgumentError: heads that do not divide, a fractional, odd or too large head, another mode or activation.
+    """
+
+    modes: ClassVar[tuple[str, ...]] = ("chunk", "fused_chunk", "fused_recurrent", "parallel")
+
+    def __init__(
+        self,
+        mode: str = "chunk",
+        hidden_size: int = 1024,
+        expand_k: float = 1.0,
+        expand_v: float = 2.0,
+        num_heads: int = 8,
+        num_kv_heads: int | None = None,
+        feature_map: str | None = None,
+        use_short_conv: bool = False,
+        conv_size: int = 4,
+        conv_bias: bool = False,
+        use_output_gate: bool = True,
+        gate_fn: str = "swish",
+        elementwise_affine: bool = True,
+        norm_eps: float = 1e-5,
+        fuse_norm: bool = True,
+        layer_idx: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__()
+        self.set_heads(hidden_size, expand_k, expand_v, num_heads, num_kv_heads, mode=mode, layer_idx=layer_idx)
+        if self.head_k_dim > 256 or self.head_k_dim % 2:
+            raise ArgumentError(
+                "`hidden_size * expand_k / num_heads` must be an even number of at most 256 channels, "
+                f"got {self.head_k_dim}."
+            )
+        self.set_feature_map(feature_map)
+        self.add_convs(use_short_conv, conv_size, conv_bias)
+        self.add_output(use_output_gate, gate_fn, elementwise_affine, norm_eps, fuse_norm)
+        self.rotary = RotaryEmbedding(dim=self.head_k_dim)
+
+    def select_mode(self, length: int) -> str:
+        """See :meth:`RecurrentLayer.select_mode`; any kernel may be used in training mode without autograd."""
+        if torch.is_grad_enabled():
+            return "chunk"
+        return "fused_recurrent" if length <= SHORT else self.mode
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = False,
+        output_attentions: bool | None = False,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None, Any]:
+        """See :meth:`RecurrentLayer.forward`. Positions count the valid tokens of a row, in the cache too."""
+        cache = kwargs.get("cache") if past_key_values is None else past_key_values
+        require_cache_layer_idx(self, cache)
+        check_padding_mask(attention_mask)
+        length = hidden_states.shape[1]
+        seen = 0 if cache is None else cache.get_seq_length(self.layer_idx)
+        offset: int | Tensor = seen
+        if seen and attention_mask is not None and kwargs.get("cu_seqlens") is None:
+            past = attention_mask[:, :-length] if length else attention_mask
+            offset = seen - past.shape[1] + (past != 0).sum(-1)
+        kwargs["rotary"] = {"seqlen_offset": offset, "max_seqlen": seen + length}
+        return super().forward(hidden_states, attention_mask, past_key_values, use_cache, output_attentions, **kwargs)
+
+    def extra_options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Where the positions start."""
+        return {"rotary": kwargs.get("rotary", {})}
+
+    def attend(
+        self,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mode: str,
+        rotary: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, Any]:
+        """See :meth:`LinearLayer.attend`. The state is ``[N, H, K, V]`` float32."""
+        cu_seqlens = options["cu_seqlens"]
+        q, k = self.rotary(q, k, cu_seqlens=cu_seqlens, **(rotary or {}))
+        if mode == "parallel":
+            if options["initial_state"] is None and not options["output_final_state"]:
+                return parallel_retention(q, k, v, cu_seqlens=cu_seqlens)[0], None
+            mode = "chunk"
+        return _KERNELS[mode](q, k, v, **options)

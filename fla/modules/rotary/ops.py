@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: MIT
+"""Rotation of channel pairs by angles that grow with the position (RoPE, https://arxiv.org/abs/2104.09864)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fla.modules._dtype import upcast
+from fla.ops._common.checks import ArgumentError
+
+__all__ = ["rotary_embedding", "rotary_embedding_fwdbwd", "rotary_embedding_ref", "rotate_half"]
+
+
+def rotate_half(x: Tensor, interleaved: bool = False) -> Tensor:
+    """``(a, b) -> (-b, a)`` for the two halves of the last axis or, interleaved, for every pair of neighbours."""
+    if interleaved:
+        a, b = x[..., ::2], x[..., 1::2]
+        return torch.stack((-b, a), -1).flatten(-2)
+    a, b = x.chunk(2, -1)
+    return torch.cat((-b, a), -1)
+
+
+def _spread(table: Tensor, interleaved: bool) -> Tensor:
+    """``[..., R]`` to ``[..., 1, 2R]``: one entry for each channel of a pair, all heads alike."""
+    table = table.repeat_interleave(2, -1) if interleaved else torch.cat((table, table), -1)
+    return table.unsqueeze(-2)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """The first ``2R`` channels of ``x`` ``[B, T, H, D]`` in float32; tables ``[(B,) T, R]``."""
+    x = upcast(x[..., : 2 * cos.shape[-1]])
+    cos, sin = (_spread(t.to(x.dtype), interleaved) for t in (cos, sin))
+    return x * cos + rotate_half(x, interleaved) * sin
+
+
+def rotary_embedding_ref(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
+    """Rotate ``x`` ``[B, T, H, D]`` by the first `T` rows of the tables ``[TR, R]``; channels from ``2R`` on stay."""
+    T, R = x.shape[1], cos.shape[-1]
+    return torch.cat((_rotate(x, cos[:T], sin[:T], interleaved).to(x.dtype), x[..., 2 * R :]), -1)
+
+
+def _check(x: Tensor, cos: Tensor, sin: Tensor, offsets: int | Tensor, cu_seqlens: Tensor | None) -> None:
+    if x.dim() != 4:
+        raise ArgumentError(f"`x` must have shape [B, T, H, D], got {list(x.shape)}.")
+    B, T, _, D = x.shape
+    if cos.dim() != 2 or cos.shape != sin.shape:
+        raise ArgumentError(
+            f"`cos` and `sin` must have the same shape [TR, R], got {list(cos.shape)} and {list(sin.shape)}."
+        )
+    if 2 * cos.shape[1] > D:
+        raise ArgumentError(f"`cos` must have at most D / 2 = {D // 2} columns, got {cos.shape[1]}.")
+    if not cos.dtype == sin.dtype == x.dtype:
+        raise ArgumentError(f"`cos` and `sin` must have the dtype of `x`, {x.dtype}, got {cos.dtype} and {sin.dtype}.")
+    if cu_seqlens is not None and (cu_seqlens.dim() != 1 or len(cu_seqlens) < 2 or B != 1):
+        raise ArgumentError(
+            f"`cu_seqlens` must have shape [N + 1] and go with x of one row, got {list(cu_seqlens.shape)} and B = {B}."
+        )
+    N = B if cu_seqlens is None else len(cu_seqlens) - 1
+    if isinstance(offsets, Tensor) and (offsets.shape != (N,) or offsets.dtype not in (torch.int32, torch.int64)):
+        raise ArgumentError(
+            f"`seqlen_offsets` must be an int or an int32 or int64 tensor [{N}], "
+            f"got {offsets.dtype} {list(offsets.shape)}."
+        )
+    if cu_seqlens is None and isinstance(offsets, int) and T + offsets > len(cos):
+        raise ArgumentError(f"`cos` must have a row for each of {T + offsets} positions, got {len(cos)}.")
+
+
+def _positions(x: Tensor, offsets: int | Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """Position of every token within its sequence plus the offset: ``[T]``, or ``[B, T]`` with offsets by row."""
+    index = torch.arange(x.shape[1], device=x.device)
+    if cu_seqlens is None:
+        return index + (offsets.to(x.device)[:, None] if isinstance(offsets, Tensor) else offsets)
+    cu_seqlens = cu_seqlens.to(x.device)
+    sequence = torch.searchsorted(cu_seqlens[1:-1].contiguous(), index.to(cu_seqlens.dtype), right=True)
+    offset = offsets.to(x.device)[sequence] if isinstance(offsets, Tensor) else offsets
+    return index - cu_seqlens[sequence] + offset
+
+
+def rotary_embedding_fwdbwd(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    seqlen_offsets: int | Tensor = 0,
+    cu_seqlens: Tensor | None = None,
+    interleaved: bool = False,
+    inplace: bool = False,
+    conjugate: bool = False,
+    chunk_indices: Tensor | None = None,
+) -> Tensor:
+    """:func:`rotary_embedding`, or with ``conjugate`` the rotation back, which is also its gradient."""
+    _check(x, cos, sin, seqlen_offsets, cu_seqlens)
+    cos, sin = cos.detach(), sin.detach()
+    if conjugate:
+        sin = -sin
+    R = cos.shape[-1]
+    position = _positions(x, seqlen_offsets, cu_seqlens)
+    # On the CPU a wrong position raises here, on a GPU the gather's own assertion catches it.
+    if position.numel() and position.device.type == "cpu" and not torch.compiler.is_compiling():
+        last = int(position.max())
+        if last >= len(cos):
+            raise ArgumentError(f"`cos` must have a row for each of {last + 1} positions, got {len(cos)}.")
+    row = position.clamp(min=0)
+    rotated = _rotate(x, cos[row], sin[row], interleaved).to(x.dtype)
+    # Positions before the first token are left padding.
+    valid = (position >= 0)[..., None, None]
+    if inplace:
+        part = x[..., : 2 * R]
+        part.copy_(torch.where(valid, rotated, part))
+        return x
+    return torch.cat((torch.where(valid, rotated, torch.zeros_like(rotated)), x[..., 2 * R :]), -1)
+
+
+def rotary_embedding(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool = False,
+    inplace: bool = False,
+    seqlen_offsets: int | Tensor = 0,
+    cu_seqlens: Tensor | None = None,
+    chunk_indices: Tensor | None = None,
+) -> Tensor:
+    """Rotate the first ``2R`` channels of every head; the others stay. Computed in float32.
+
+    Channels `i` and ``i + R`` (interleaved: ``2i`` and ``2i + 1``) make the pair `i`, which
+    ``(a, b) -> (a cos - b sin, a sin + b cos)`` turns.
+
+    Args:
+        x: ``[B, T, H, D]``; the only argument with a gradient.
+        cos, sin: tables ``[TR, R]`` in the dtype of `x`, one row for each position.
+        interleaved: pair neighbours instead of halves.
+        inplace: write into `x`.
+        seqlen_offsets: added to the positions, one int or int32 or int64 ``[N]``.
+        cu_seqlens: boundaries ``[N + 1]`` of packed sequences, at each of which positions start again.
+        chunk_indices: ignored.
+
+    Returns:
+        The rotated tensor. At negative positions, which left padding has, the ``2R`` channels are 0, and in place they
+        stay as they are.
+
+    Raises:
+        ArgumentError: shapes, dtypes or boundaries that do not fit, or a position without a row in the tables (where
+            that needs a look at tensors, on the CPU only).
+    """
+    return rotary_embedding_fwdbwd(x, cos, sin, seqlen_offsets, cu_seqlens, interleaved, inplace)
