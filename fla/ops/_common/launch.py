@@ -7,9 +7,11 @@ second launch of a signature goes straight to the compiled kernel.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -87,3 +89,22 @@ def descriptor(x: Tensor, rows: int, cols: int, block_rows: int, block_cols: int
     d = object.__new__(_descriptor_class())
     d.base, d.shape, d.strides, d.block_shape = x, [rows, cols], [cols, 1], [block_rows, block_cols]
     return d
+
+
+def on_device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Triton launches on the current device.
+
+    It also needs the device's context bound to this thread before it can make a descriptor, which autograd's threads
+    lack until the first CUDA call; asking for the capture state is one, and allowed under capture.
+    """
+    if x.device.type == "cuda":
+        torch.cuda.is_current_stream_capturing()
+        if x.device.index != torch.cuda.current_device():
+            return torch.cuda.device(x.device)
+    return contextlib.nullcontext()
+
+
+def aligned(x: Tensor) -> Tensor:
+    """Contiguous and on a 16-byte boundary, which descriptors need; a contiguous view may begin anywhere."""
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() & 15 else x

@@ -91,3 +91,15 @@ def chip_of(device: torch.device) -> Chip:
 def pow2(n: int, least: int = 16) -> int:
     """The smallest power of two that is at least ``n`` and ``least``."""
     return max(least, 1 << max(n - 1, 0).bit_length())
+
+
+def stretches(programs: int, chip: Chip, chunks: int) -> int:
+    """Into how many stretches of time a scan of ``chunks`` steps by ``programs`` programs is cut.
+
+    Splitting costs a second pass that summarises each stretch, so it pays only where at least four times the programs
+    run at once, each with enough chunks.
+    """
+    segments = 1
+    while segments < 16 and programs * segments * 2 <= chip.sms and chunks >= 16 * segments * 2:
+        segments *= 2
+    return segments if segments >= 4 else 1

@@ -3,27 +3,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fla.ops._common.launch import aligned, on_device
 from fla.ops._delta import scalar
 from fla.ops._delta.scalar import ScalarCall
-
-
-def on_device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Triton launches on the current device.
-
-    It also needs the device's context bound to this thread before it can make a descriptor, which autograd's threads
-    lack until the first CUDA call; asking for the capture state is one, and allowed under capture.
-    """
-    if x.device.type == "cuda":
-        torch.cuda.is_current_stream_capturing()
-        if x.device.index != torch.cuda.current_device():
-            return torch.cuda.device(x.device)
-    return contextlib.nullcontext()
 
 
 def _empty_result(call: ScalarCall, v: Tensor, h0: Tensor | None, final: bool) -> tuple[Tensor, Any]:
@@ -59,7 +46,7 @@ class ScalarDelta(torch.autograd.Function):
         call: ScalarCall = ctx.call
         if do is None and dht is None:
             return (None,) * 10
-        do = torch.zeros_like(v) if do is None else _aligned(do)
+        do = torch.zeros_like(v) if do is None else aligned(do)
         dht = None if dht is None else dht.contiguous()
         with on_device(q):
             dh0 = torch.empty_like(h0) if ctx.needs_input_grad[7] else None
@@ -83,12 +70,6 @@ def _c(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
 
 
-def _aligned(x: Tensor) -> Tensor:
-    """Contiguous and on a 16-byte boundary, which descriptors need; a contiguous view may begin anywhere."""
-    x = x.contiguous()
-    return x.clone() if x.data_ptr() & 15 else x
-
-
 def delta_rule(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, *, scale: float | None,
     initial_state: Tensor | None,
@@ -101,7 +82,7 @@ def delta_rule(
     natural log of the decay, or the gate's input where ``A_log`` `[HV]` is given. ``beta_scale`` not 0: beta goes
     through ``beta_scale * sigmoid``. Arguments have been checked by the public functions.
     """
-    q, k, v, beta = _aligned(q), _aligned(k), _aligned(v), beta.contiguous()
+    q, k, v, beta = aligned(q), aligned(k), aligned(v), beta.contiguous()
     g, A_log, dt_bias, h0 = _c(g), _c(A_log), _c(dt_bias), _c(initial_state)
     scale = k.shape[-1] ** -0.5 if scale is None else scale
     with on_device(q):

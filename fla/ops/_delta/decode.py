@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fla.ops._common.launch import Launcher
+from fla.ops._common.launch import Launcher, on_device
 from fla.ops._common.policy import Launch, chip_of, pow2
-from fla.ops._delta.autograd import on_device
 from fla.ops._delta.kernels import decode as kernel
 from fla.ops._delta.kernels.decode import delta_recurrent
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fla.ops._common.policy import Chip, Launch, pow2
+from fla.ops._common.policy import Chip, Launch, pow2, stretches
 
 
 @dataclass(frozen=True)
@@ -99,15 +99,8 @@ def _stages(chip: Chip, chunk: int, block_k: int, block_v: int, most: int) -> in
 
 
 def time_segments(plan: ScalarPlan, chip: Chip, heads: int, V: int, chunks: int) -> int:
-    """Stretches of time that run side by side: 1 unless few heads leave most of the chip idle over a long sequence.
-
-    Splitting costs a second pass that summarises each stretch, so it pays only where at least four times the programs
-    run at once, each with enough chunks.
-    """
+    """Stretches of time that run side by side: 1 unless few heads leave most of the chip idle over a long sequence."""
     programs = heads * -(-V // plan.block_v)
     if plan.block_k > 128 or plan.chunk < 64:
         return 1
-    segments = 1
-    while segments < 16 and programs * segments * 2 <= chip.sms and chunks >= 16 * segments * 2:
-        segments *= 2
-    return segments if segments >= 4 else 1
+    return stretches(programs, chip, chunks)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fla.ops._delta.autograd import on_device
+from fla.ops._common.launch import on_device
 from fla.ops._delta.vector_work import VectorCall, Work
 
 

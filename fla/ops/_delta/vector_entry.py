@@ -8,7 +8,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from fla.ops._delta.autograd import on_device
+from fla.ops._common.launch import on_device
 from fla.ops._delta.vector_autograd import VectorDelta
 from fla.ops._delta.vector_covers import bounded_gate
 from fla.ops._delta.vector_work import VectorCall, Work

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: MIT
+"""Autograd of linear attention with one decay per head and token, or none, on the Triton kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fla.backends import needs_backward
+from fla.ops._common.launch import aligned, on_device
+from fla.ops._linear import scalar
+from fla.ops._linear.kernels.scalar_scan import HEAD_DECAY, NO_DECAY, TOKEN_DECAY
+from fla.ops._linear.policy import DECODE_TOKENS
+from fla.ops._linear.scalar import ScalarCall
+
+
+class ScalarLinear(torch.autograd.Function):
+    """``(o, final state or None)``; see `scalar_linear`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gamma: Tensor | None, h0: Tensor | None,
+        call: ScalarCall, final: bool,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        sums = scalar.decay_sums(call, g)
+        entry = scalar.entries(call, q, k, v, sums, gamma, h0)
+        o, ht, _ = scalar.scan(call, q, k, v, sums, gamma, h0, entry, True, final, False)
+        if any(ctx.needs_input_grad):
+            ctx.save_for_backward(q, k, v, g, gamma, h0, sums, entry)
+            ctx.call = call
+        ctx.set_materialize_grads(False)
+        assert o is not None
+        return o, ht
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, do: Tensor | None, dht: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        q, k, v, g, gamma, h0, sums, entry = ctx.saved_tensors
+        call: ScalarCall = ctx.call
+        if do is None and dht is None:
+            return (None,) * 8
+        do = torch.zeros_like(v) if do is None else aligned(do)
+        dht = None if dht is None else dht.contiguous()
+        with on_device(q):
+            dh0 = torch.empty_like(h0) if ctx.needs_input_grad[5] else None
+            # The states are computed again: keeping them costs as much memory traffic as the pass itself.
+            _, _, S = scalar.scan(call, q, k, v, sums, gamma, h0, entry, False, False, True)
+            assert S is not None
+            dv, X = scalar.reverse(call, q, k, do, sums, gamma, dht, dh0)
+            dq, dk, dg = scalar.gradients(call, q, k, v, g, sums, gamma, do, S, X)
+        return dq, dk, dv, dg, None, dh0, None, None
+
+
+def _c(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
+
+
+def scalar_linear(
+    q: Tensor, k: Tensor, v: Tensor, *, g: Tensor | None = None, g_gamma: Tensor | None = None,
+    scale: float | None = None, initial_state: Tensor | None = None, output_final_state: bool = False,
+    reverse: bool = False, state_v_first: bool = False, cu_seqlens: Tensor | None = None, tokens: bool = False,
+    **make: Any,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Linear attention with a decay per token, per head or none; differentiable in all but ``g_gamma``.
+
+    q, k `[B, T, H, K]`, v `[B, T, H, V]` of one 16- or 32-bit dtype; g `[B, T, H]` and g_gamma `[H]`: natural log
+    decays, any float. ``tokens``: short calls without gradients go token by token. Arguments have been checked by the
+    public functions; ``reverse`` needs a call that goes token by token.
+
+    Source: Yang et al., "Gated Linear Attention Transformers with Hardware-Efficient Training" (2023), section 4.
+    """
+    q, k, v = aligned(q), aligned(k), aligned(v)
+    g, g_gamma, h0 = _c(g), _c(g_gamma), _c(initial_state)
+    scale = k.shape[-1] ** -0.5 if scale is None else scale
+    sequences = k.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
+    short = tokens and k.shape[1] <= DECODE_TOKENS and not needs_backward((q, k, v, g, h0))
+    if reverse and not short:
+        raise NotImplementedError(
+            f"the Triton kernels run in reverse token by token only: T <= {DECODE_TOKENS} and no gradients."
+        )
+    if k.numel() == 0 or v.numel() == 0 or sequences == 0:
+        return _nothing_to_scan(
+            v, h0, (sequences, k.shape[2], k.shape[3], v.shape[3]), output_final_state, state_v_first
+        )
+    with on_device(q):
+        if short:
+            return scalar.recurrent(
+                q, k, v, g=g, gamma=g_gamma, scale=scale, state=h0, final=output_final_state, reverse=reverse,
+                v_first=state_v_first, cu_seqlens=_c(cu_seqlens),
+            )  # fmt: skip
+        decay = TOKEN_DECAY if g is not None else NO_DECAY if g_gamma is None else HEAD_DECAY
+        call = ScalarCall.make(k, v, scale, decay, state_v_first, cu_seqlens, **make)
+        o, ht = ScalarLinear.apply(q, k, v, g, g_gamma, h0, call, output_final_state)
+    return o, ht
+
+
+def _nothing_to_scan(
+    v: Tensor, h0: Tensor | None, size: tuple[int, int, int, int], final: bool, v_first: bool
+) -> tuple[Tensor, Tensor | None]:
+    N, H, K, V = size
+    o = torch.zeros_like(v)
+    if not final:
+        return o, None
+    shape = (N, H, V, K) if v_first else (N, H, K, V)
+    return o, v.new_zeros(shape, dtype=torch.float32) if h0 is None else h0.float().clone()

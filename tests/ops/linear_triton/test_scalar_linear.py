@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: MIT
+"""The scalar-decay kernels of linear attention in the interpreter, against the token recurrence in float64."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from delta_reference import ratio
+from linear_reference import GATES, make_inputs, recurrence, with_gradients
+
+from fla.ops._common.policy import CHIPS
+from fla.ops._linear.autograd import scalar_linear
+from fla.ops._linear.policy import scalar_plan
+
+CHIP = CHIPS["interpreter"]
+
+
+@pytest.fixture(autouse=True)
+def interpreted():
+    import triton.runtime.interpreter as interpreter
+
+    from fla.ops._linear.kernels.scalar_scan import scalar_scan
+
+    if not isinstance(scalar_scan, interpreter.InterpretedFunction):
+        pytest.skip("kernels were imported before TRITON_INTERPRET was set")
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """Uninitialised memory holds NaN: reading it shows."""
+    empty, empty_like, new_empty = torch.empty, torch.empty_like, torch.Tensor.new_empty
+    fill = lambda t: t.fill_(float("nan")) if t.is_floating_point() else t.fill_(1 << 20)
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: fill(empty(*a, **k)))
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: fill(empty_like(*a, **k)))
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **k: fill(new_empty(*a, **k)))
+
+
+def run(x, *, v_first=False, cu=None, change=None, segments=1):
+    """Errors of outputs and of every gradient."""
+    q, v = x["q"], x["v"]
+    plan = dataclasses.replace(scalar_plan(CHIP, q.dtype, q.shape[-1], v.shape[-1], 100), **(change or {}))
+    y = {n: t.clone().requires_grad_(n != "g_gamma") for n, t in x.items()}
+    o, ht = scalar_linear(
+        **y, output_final_state=True, state_v_first=v_first, cu_seqlens=None if cu is None else torch.tensor(cu),
+        chip=CHIP, plan=plan, segments=segments,
+    )  # fmt: skip
+    gen = torch.Generator().manual_seed(1)
+    do = torch.randn(v.shape, generator=gen).to(v.dtype)
+    dht = torch.randn(ht.shape, generator=gen)
+    leaves = {n: t for n, t in y.items() if t.requires_grad}
+    grads = torch.autograd.grad((o.float() * do.float()).sum() + (ht * dht).sum(), list(leaves.values()))
+    got = {"o": o, "ht": ht, **dict(zip(leaves, grads, strict=True))}
+    ref = with_gradients(x, do, dht, v_first=v_first, cu=cu)
+    assert all(got[n].dtype == x[n].dtype for n in leaves)
+    return {n: ratio(got[n], ref[n]) for n in ref}
+
+
+def check(errors, limit=1e-5):
+    wrong = {n: e for n, e in errors.items() if not e < limit}
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_gates(gate):
+    check(run(make_inputs(T=70, H=3, K=32, gate=gate)))
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("descriptors", [False, True])
+def test_tails_in_half_precision(gate, descriptors):
+    x = make_inputs(B=2, T=70, K=16, V=32, dtype=torch.float16, gate=gate)
+    check(run(x, change={"descriptors": descriptors}), 3e-3)
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("v_first", [False, True])
+def test_states_in_both_layouts(gate, v_first):
+    check(run(make_inputs(T=40, H=2, K=16, V=32, gate=gate, initial=True, v_first=v_first), v_first=v_first))
+
+
+@pytest.mark.parametrize("descriptors", [False, True])
+def test_varlen_with_empty_sequences(descriptors):
+    cu = [0, 0, 3, 3, 67, 131, 140, 140]
+    x = make_inputs(T=140, K=16, dtype=torch.float16, initial=True, sequences=len(cu) - 1)
+    check(run(x, cu=cu, change={"descriptors": descriptors}), 3e-3)
+
+
+@pytest.mark.parametrize(("K", "V"), [(33, 20), (60, 65), (20, 100)])
+def test_odd_sizes_and_blocks_of_both_dims(K, V):
+    check(run(make_inputs(T=37, H=2, K=K, V=V, initial=True)))
+
+
+def test_blocks_of_k_in_half_precision():
+    check(run(make_inputs(T=37, K=32, V=48, dtype=torch.float16), change={"grad_k": 16, "block_v": 32}), 3e-3)
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_stretches_of_time(gate):
+    check(run(make_inputs(T=100, K=16, V=16, gate=gate, initial=True), segments=3))
+
+
+@pytest.mark.parametrize("descriptors", [False, True])
+def test_stretches_of_packed_sequences(descriptors):
+    cu = [0, 3, 3, 150]
+    x = make_inputs(T=150, K=16, dtype=torch.float16, initial=True, sequences=len(cu) - 1)
+    check(run(x, cu=cu, segments=2, change={"descriptors": descriptors}), 3e-3)
+
+
+def test_strong_gates_stay_finite():
+    check(run(make_inputs(T=70, K=16, shift=-20.0, initial=True)))
+
+
+@pytest.mark.parametrize("low", [-1000.0, -float("inf")])
+def test_steps_that_forget_everything(low):
+    x = make_inputs(T=70, H=2, K=16, initial=True)
+    x["g"][:, 5::17] = low
+    check(run(x))
+
+
+def test_gates_in_half_precision_get_gradients_of_their_dtype():
+    x = make_inputs(T=40, K=16, dtype=torch.float16)
+    x["g"] = x["g"].to(torch.float16)
+    check(run(x), 3e-3)
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("v_first", [False, True])
+def test_token_by_token(gate, reverse, v_first):
+    cu = [0, 3, 3, 9]
+    x = make_inputs(T=9, H=2, K=20, V=33, gate=gate, initial=True, sequences=3, v_first=v_first)
+    if gate == "token":
+        x["g"][:, 4] = -float("inf")
+    o, ht = scalar_linear(
+        **x, output_final_state=True, reverse=reverse, state_v_first=v_first, cu_seqlens=torch.tensor(cu), tokens=True
+    )
+    ref = recurrence({n: t.double() for n, t in x.items()}, v_first=v_first, cu=cu, reverse=reverse)
+    check({"o": ratio(o, ref[0]), "ht": ratio(ht, ref[1])}, 1e-6)
+
+
+def test_no_tokens():
+    x = make_inputs(T=1, K=16, initial=True)
+    y = {n: t if n == "initial_state" else t[:, :0] for n, t in x.items()}
+    o, ht = scalar_linear(**y, output_final_state=True)
+    assert o.shape == (1, 0, 1, 16)
+    assert torch.equal(ht, x["initial_state"])
+
+
+def test_reverse_over_many_tokens_is_refused():
+    with pytest.raises(NotImplementedError, match="reverse"):
+        scalar_linear(**make_inputs(T=40, K=16), reverse=True, tokens=True)
+
+
+def test_entries_agree_with_the_public_ops_they_will_serve():
+    import inspect
+
+    import fla.ops
+    from fla.ops._linear import entry
+
+    x = make_inputs(T=20, H=2, K=16, initial=True)
+    q, k, v, h0 = (x[n] for n in ("q", "k", "v", "initial_state"))
+    names = [n for n in dir(entry) if n.startswith(("chunk_", "fused_"))]
+    assert len(names) == 10
+    for name in names:
+        public, ours = getattr(fla.ops, name), getattr(entry, name)
+        shared = [p for p in inspect.signature(public).parameters if p in inspect.signature(ours).parameters]
+        assert shared == list(inspect.signature(ours).parameters), name
+        kw = {"initial_state": h0, "output_final_state": True}
+        kw |= {"layer_idx": 1, "num_layers": 4} if "lightning" in name else {}
+        kw |= {"normalize": False} if "linear" in name else {"g": x["g"]} if "simple" in name else {}
+        if name == "fused_recurrent_lightning_attn":
+            kw["layer_idx"] = 0
+        ref = public(q, k, v, **kw)
+        o, ht = ours(q, k, v, **kw)
+        check({"o": ratio(o, ref[0]), "ht": ratio(ht, ref[1])})
