@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fla.layers._recurrent import Mixed, RecurrentLayer, whole
+from fla.layers._recurrent import SHORT, Mixed, RecurrentLayer, whole
 from fla.modules.activations import ACT2FN
 from fla.modules.norm import FusedRMSNormGated, RMSNorm
 from fla.ops._common.checks import ArgumentError, check_choice
@@ -109,6 +109,12 @@ class LinearLayer(RecurrentLayer):
             return self.g_norm_swish_gate(o, self.g_proj(x).unflatten(-1, (self.num_heads, self.head_v_dim)))
         o = self.g_norm(o)
         return o * self.gate_fn(self.g_proj(x)).view_as(o) if self.use_output_gate else o
+
+    def select_mode(self, length: int) -> str:
+        """See :meth:`RecurrentLayer.select_mode`; any kernel may be used in training mode without autograd."""
+        if self.any_mode_trains or torch.is_grad_enabled():
+            return super().select_mode(length)
+        return "fused_recurrent" if length <= SHORT else self.mode
 
     def extra_options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """What :meth:`attend` gets beside the options of the kernel, from the keywords of :meth:`forward`."""

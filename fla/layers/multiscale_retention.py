@@ -5,11 +5,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from fla.layers._linear import LinearLayer
-from fla.layers._recurrent import SHORT
 from fla.layers.utils import check_padding_mask, require_cache_layer_idx
 from fla.modules.rotary import RotaryEmbedding
 from fla.ops._common.checks import ArgumentError
@@ -75,12 +73,6 @@ class MultiScaleRetention(LinearLayer):
         self.add_convs(use_short_conv, conv_size, conv_bias)
         self.add_output(use_output_gate, gate_fn, elementwise_affine, norm_eps, fuse_norm)
         self.rotary = RotaryEmbedding(dim=self.head_k_dim)
-
-    def select_mode(self, length: int) -> str:
-        """See :meth:`RecurrentLayer.select_mode`; any kernel may be used in training mode without autograd."""
-        if torch.is_grad_enabled():
-            return "chunk"
-        return "fused_recurrent" if length <= SHORT else self.mode
 
     def forward(
         self,

@@ -14,6 +14,7 @@ from torch import Tensor
 from fla.layers.gla import GatedLinearAttention
 from fla.layers.hgrn2 import HGRN2Attention
 from fla.layers.multiscale_retention import MultiScaleRetention
+from fla.layers.simple_gla import SimpleGatedLinearAttention
 from fla.models.utils import Cache
 from fla.utils import assert_close
 
@@ -94,6 +95,11 @@ def retention(layer: Any, x: Tensor) -> Tensor:
     return gated(layer, x, recurrence(q, k, v, decay[None, :, None].expand(len(x), -1, -1)))
 
 
+def simple_gla(layer: Any, x: Tensor) -> Tensor:
+    g = F.logsigmoid(layer.gk_proj(x)) / layer.gate_logit_normalizer
+    return gated(layer, x, recurrence(*qkv(layer, x), g[..., None]))
+
+
 class Case(NamedTuple):
     cls: type
     formula: Callable[[Any, Tensor], Tensor]
@@ -132,6 +138,16 @@ CASES = {
             {"mode": "fused_chunk", "use_output_gate": False},
         ),
         (2, 2, 12, 24),
+    ),
+    "simple_gla": Case(
+        SimpleGatedLinearAttention,
+        simple_gla,
+        {"num_heads": 2},
+        (
+            {"num_heads": 4, "num_kv_heads": 2, "feature_map": "relu", "use_short_conv": False},
+            {"gate_fn": "sigmoid", "conv_bias": True, "mode": "fused_recurrent"},
+        ),
+        (2, 2, 12, 6),
     ),
 }
 every_layer = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
