@@ -79,6 +79,20 @@ class HGRN2Attention(RecurrentLayer):
         self.g_norm = RMSNorm(hidden_size, elementwise_affine, eps=1e-5, dtype=torch.float32)
         self.o_proj = nn.Linear(hidden_size, hidden_size, bias=False)
 
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = False,
+        output_attentions: bool | None = False,
+        lower_bound: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None, Any]:
+        """See :meth:`RecurrentLayer.forward`, and :meth:`mix` for ``lower_bound``."""
+        kwargs["lower_bound"] = lower_bound
+        return super().forward(hidden_states, attention_mask, past_key_values, use_cache, output_attentions, **kwargs)
+
     def mix(
         self,
         x: Tensor,

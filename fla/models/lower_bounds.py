@@ -55,3 +55,6 @@ class LowerBoundModel(DecoderModel):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """See :meth:`DecoderModel.forward`."""
         return super().forward(*args, **kwargs, lower_bounds=getattr(self, "lower_bounds", None))
+
+    # What inspect.signature shows, here and to transformers.
+    forward.__wrapped__ = DecoderModel.forward  # type: ignore[attr-defined]
