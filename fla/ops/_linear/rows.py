@@ -47,14 +47,12 @@ class LinearRow:
     Attributes:
         op: operation name, the room under ``fla.ops``.
         gates: argument of the op -> gate of the recurrence (or the bonus), a key of `GATE_SHAPES`.
-        head_decay: whether the op fixes ``g_gamma`` itself.
         normaliser: whether the op may divide by ``scale * q_t . sum(k)``, and then carries that sum beside its state.
         query: argument of the op that is the query.
     """
 
     op: str
     gates: Mapping[str, str] = field(default_factory=dict)
-    head_decay: bool = False
     normaliser: bool = False
     query: str = "q"
 
@@ -62,9 +60,9 @@ class LinearRow:
 SIMPLE_GLA = LinearRow("simple_gla", {"g": "g", "g_gamma": "g_gamma"})
 CHUNK_GLA = LinearRow("gla", {"g": "gk"})
 RECURRENT_GLA = LinearRow("gla", {"gk": "gk", "gv": "gv"})
-RETENTION = LinearRow("retention", head_decay=True)
+RETENTION = LinearRow("retention")
 LINEAR_ATTN = LinearRow("linear_attn", normaliser=True)
-LIGHTNING_ATTN = LinearRow("lightning_attn", head_decay=True)
+LIGHTNING_ATTN = LinearRow("lightning_attn")
 RWKV6 = LinearRow("rwkv6", {"w": "gk", "u": "bonus"}, query="r")
 
 ROWS = (SIMPLE_GLA, CHUNK_GLA, RECURRENT_GLA, RETENTION, LINEAR_ATTN, LIGHTNING_ATTN, RWKV6)
