@@ -84,6 +84,12 @@ def check_gate(
     checks.check_numel("dt_bias", dt_bias, bias_numel, "one per channel of the gate")
 
 
+def check_safe_gate(safe_gate: bool, gate_in_kernel: bool, lower_bound: float | None) -> None:
+    """The bound that ``safe_gate`` promises, where the gate is computed here and the bound is known."""
+    if safe_gate and gate_in_kernel and (lower_bound is None or not -5 <= lower_bound < 0):
+        raise ArgumentError(f"safe_gate=True needs `lower_bound` in [-5, 0), got {lower_bound}.")
+
+
 def check_beta(sigmoid: bool, allow_neg_eigval: bool) -> None:
     """Check the flags of the write gate."""
     if allow_neg_eigval and not sigmoid:

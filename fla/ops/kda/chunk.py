@@ -6,21 +6,18 @@ from __future__ import annotations
 from torch import Tensor
 
 from fla.ops._common import checks
-from fla.ops._common.checks import ArgumentError
 from fla.ops._common.gates import to_output
 from fla.ops._delta.op import HEAD_FIRST, STATE_LAYOUT, Sizes, Values, delta_op
 from fla.ops._delta.outputs import chunk_outputs
 from fla.ops._delta.rows import KDA
 from fla.ops._delta.torch_chunk import chunk_delta, fitting_chunk
 from fla.ops._delta.torch_inputs import activate
-from fla.ops._delta.validate import check_graph, check_intermediate_states
+from fla.ops._delta.validate import check_graph, check_intermediate_states, check_safe_gate
 from fla.ops._delta.vector_covers import covers_chunk_kda
 
 
 def _check(values: Values, sizes: Sizes) -> None:
-    lower_bound = values["lower_bound"]
-    if values["safe_gate"] and values["use_gate_in_kernel"] and (lower_bound is None or not -5 <= lower_bound < 0):
-        raise ArgumentError(f"safe_gate=True needs `lower_bound` in [-5, 0), got {lower_bound}.")
+    check_safe_gate(values["safe_gate"], values["use_gate_in_kernel"], values["lower_bound"])
     checks.check_no_cp(values["cp_context"])
     check_graph(values["use_graph"], values["max_num_seqs"], values["cu_seqlens"])
     check_intermediate_states(values["return_intermediate_states"], values["disable_recompute"])
