@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fla.layers._recurrent import SHORT, Mixed, RecurrentLayer, whole
+from fla.layers._recurrent import Mixed, RecurrentLayer, whole
 from fla.modules.activations import ACT2FN
 from fla.modules.norm import FusedRMSNormGated, RMSNorm
 from fla.ops._common.checks import ArgumentError, check_choice
@@ -31,6 +31,7 @@ class LinearLayer(RecurrentLayer):
 
     modes: ClassVar[tuple[str, ...]] = ("chunk", "fused_chunk", "fused_recurrent")
     silu_without_conv: ClassVar[bool] = False
+    training_needs_chunk: ClassVar[bool] = False
     use_short_conv = False
     feature_map_fn: Callable[[Tensor], Tensor] | None = None
 
@@ -104,17 +105,12 @@ class LinearLayer(RecurrentLayer):
         return x if groups == 1 else x.repeat_interleave(groups, 2)
 
     def gate_output(self, x: Tensor, o: Tensor) -> Tensor:
-        """Norm and gate of the heads ``o`` ``[B, T, H, V]`` that came out for ``x``."""
+        """Norm and gate of the heads ``o`` ``[B, T, H, V]`` that came out for ``x``: ``[B, T, H * V]``."""
         if self.fuse_norm_and_gate:
-            return self.g_norm_swish_gate(o, self.g_proj(x).unflatten(-1, (self.num_heads, self.head_v_dim)))
-        o = self.g_norm(o)
-        return o * self.gate_fn(self.g_proj(x)).view_as(o) if self.use_output_gate else o
-
-    def select_mode(self, length: int) -> str:
-        """See :meth:`RecurrentLayer.select_mode`; any kernel may be used in training mode without autograd."""
-        if self.any_mode_trains or torch.is_grad_enabled():
-            return super().select_mode(length)
-        return "fused_recurrent" if length <= SHORT else self.mode
+            gate = self.g_proj(x).unflatten(-1, (self.num_heads, self.head_v_dim))
+            return self.g_norm_swish_gate(o, gate).flatten(-2)
+        o = self.g_norm(o).flatten(-2)
+        return o * self.gate_fn(self.g_proj(x)) if self.use_output_gate else o
 
     def extra_options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """What :meth:`attend` gets beside the options of the kernel, from the keywords of :meth:`forward`."""
@@ -160,4 +156,4 @@ class LinearLayer(RecurrentLayer):
             cu_seqlens=cu_seqlens,
             **self.extra_options(kwargs),
         )
-        return Mixed(self.o_proj(self.gate_output(x, o).flatten(-2)), recurrent_state, conv_state)
+        return Mixed(self.o_proj(self.gate_output(x, o)), recurrent_state, conv_state)

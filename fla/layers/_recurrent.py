@@ -43,17 +43,24 @@ def whole(name: str, value: float) -> int:
     return round(value)
 
 
-def reset_decay_gate(A_log: nn.Parameter, dt_bias: nn.Parameter, low: float) -> None:
+def reset_decay_gate(
+    A_log: nn.Parameter,
+    dt_bias: nn.Parameter,
+    low: float,
+    high: float = 16,
+    dt_range: tuple[float, float] = (1e-3, 1e-1),
+    dt_floor: float = 1e-4,
+) -> None:
     """Initialise a gate ``-exp(A_log) * softplus(x + dt_bias)`` as Mamba does.
 
-    ``exp(A_log)`` is uniform on ``[low, 16]`` and ``softplus(dt_bias)`` log-uniform on ``[0.001, 0.1]``. Written with
+    ``exp(A_log)`` is uniform on ``[low, high]`` and ``softplus(dt_bias)`` log-uniform on ``dt_range``. Written with
     in-place operations, which work on sharded parameters too; parameters that were loaded keep their values.
     """
     with torch.no_grad():
         if not getattr(A_log, "_is_hf_initialized", False):
-            A_log.uniform_(low, 16).clamp_(min=1e-8).log_()
+            A_log.uniform_(low, high).clamp_(min=1e-8).log_()
         if not getattr(dt_bias, "_is_hf_initialized", False):
-            dt = dt_bias.uniform_(math.log(1e-3), math.log(1e-1)).exp_().clamp_(min=1e-4)
+            dt = dt_bias.uniform_(*map(math.log, dt_range)).exp_().clamp_(min=dt_floor)
             # The inverse of softplus, dt + log(1 - exp(-dt)).
             dt.add_(dt.neg().expm1_().neg_().log_())
 
@@ -65,6 +72,7 @@ class RecurrentLayer(nn.Module):
         modes: kernels that the layer accepts as ``mode``.
         undecayed: parameters that optimisers should not decay; trainers read the flag ``_no_weight_decay``.
         any_mode_trains: whether every kernel has gradients, so that short inputs always take the step-by-step one.
+        training_needs_chunk: whether training mode refuses another kernel than the chunked one without autograd too.
         silu_without_conv: whether projections without a short convolution get SiLU.
         mode: the kernel for long inputs without autograd.
         layer_idx: place of the layer in a cache; None for a layer that is never given one.
@@ -73,6 +81,7 @@ class RecurrentLayer(nn.Module):
     modes: ClassVar[tuple[str, ...]] = ("chunk", "fused_recurrent")
     undecayed: ClassVar[tuple[str, ...]] = ()
     any_mode_trains: ClassVar[bool] = False
+    training_needs_chunk: ClassVar[bool] = True
     silu_without_conv: ClassVar[bool] = True
     mode: str
     layer_idx: int | None
@@ -96,9 +105,10 @@ class RecurrentLayer(nn.Module):
             return "fused_recurrent" if length <= SHORT else self.mode
         if torch.is_grad_enabled():
             return "chunk"
-        if self.training and self.mode != "chunk":
+        chunk_only = self.training and self.training_needs_chunk
+        if chunk_only and self.mode != "chunk":
             raise ArgumentError(f"Only mode 'chunk' can be used in training mode, got {self.mode!r}.")
-        return "fused_recurrent" if length <= SHORT and not self.training else self.mode
+        return "fused_recurrent" if length <= SHORT and not chunk_only else self.mode
 
     def add_short_convs(self, conv_size: int, conv_bias: bool, activation: str | None = "silu", **widths: int) -> None:
         """Register a :class:`ShortConvolution` as ``<name>_conv1d`` for every ``name=width``."""

@@ -33,6 +33,7 @@ def config_class(family: Family) -> type:
     body = {
         "model_type": family.model_type,
         "fields": dict(family.fields),
+        "attribute_map": dict(family.aliases),
         "_finish": None if family.finish is None else staticmethod(family.finish),
     }
     return _make(family, f"{family.stem}Config", (FLAConfig,), "configuration", doc, body)

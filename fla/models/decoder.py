@@ -67,6 +67,17 @@ def make_mixer(family: Family, config: Any, layer_idx: int) -> nn.Module:
     )
 
 
+def rescale_residual(projection: nn.Linear, additions: int) -> None:
+    """Initialise a projection into the residual stream so that ``additions`` of its kind keep the variance.
+
+    A projection that was loaded keeps its values.
+    """
+    if not any(getattr(x, "_is_hf_initialized", False) for x in (projection, projection.weight)):
+        nn.init.kaiming_uniform_(projection.weight, a=math.sqrt(5))
+        with torch.no_grad():
+            projection.weight.div_(math.sqrt(additions))
+
+
 class Block(GradientCheckpointingLayer):
     """``h += attn(attn_norm(h)); h += mlp(mlp_norm(h))``."""
 
@@ -150,9 +161,7 @@ class FLAPreTrainedModel(PreTrainedModel):
             if strategy == "zero":
                 nn.init.zeros_(projection.weight)
                 continue
-            nn.init.kaiming_uniform_(projection.weight, a=math.sqrt(5))
-            with torch.no_grad():
-                projection.weight.div_(math.sqrt(2 * self.config.num_hidden_layers))
+            rescale_residual(projection, 2 * self.config.num_hidden_layers)
 
     def get_input_embeddings(self) -> nn.Module:
         """The embedding of tokens."""
@@ -179,7 +188,7 @@ class DecoderModel(FLAPreTrainedModel):
         self.embeddings: Any = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
         block = self.family.get(f"{self.family.stem}Block")
         self.layers = nn.ModuleList(block(config, i) for i in range(config.num_hidden_layers))
-        self.norm = make_norm(config)
+        setattr(self, self.family.final_norm, make_norm(config))
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -245,7 +254,7 @@ class DecoderModel(FLAPreTrainedModel):
                 output_attentions=False,
                 **kwargs,
             )
-        hidden_states = self.norm(hidden_states)
+        hidden_states = getattr(self, self.family.final_norm)(hidden_states)
         if kept is not None:
             kept += (hidden_states,)
         cache = past_key_values if use_cache else None

@@ -72,7 +72,9 @@ class Family:
         mixer: ``"module:Class"`` of the token mixer.
         mixer_args: what its constructor takes: names of fields, or ``argument=field``. ``layer_idx`` comes on top.
         finish: checks and completes the values of a configuration, in place, before they are set.
+        aliases: other names of fields -> the attribute that holds the value; both are accepted.
         prefix: attribute of the base model inside the language model, and first part of its keys.
+        final_norm: attribute of the norm after the last block.
         block: ``"module:Class"`` of a block other than the usual one.
         model: ``"module:Class"`` of a base model other than the usual one.
         linear_loss: configuration field that, in training for ``"fuse_cross_entropy"``, turns on the linear loss.
@@ -86,7 +88,9 @@ class Family:
     mixer: str
     mixer_args: str
     finish: Callable[[dict[str, Any]], None] | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
     prefix: str = "model"
+    final_norm: str = "norm"
     block: str = "fla.models.decoder:Block"
     model: str = "fla.models.decoder:DecoderModel"
     linear_loss: str = "fuse_linear_cross_entropy"
