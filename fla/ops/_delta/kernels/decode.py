@@ -43,10 +43,12 @@ def delta_recurrent(
     VGATE: tl.constexpr, HAS_GV: tl.constexpr, BETA: tl.constexpr, SIGMOID: tl.constexpr, HAS_A: tl.constexpr,
     BIAS: tl.constexpr, VFIRST: tl.constexpr, VARLEN: tl.constexpr, HAS_H0: tl.constexpr, POOL: tl.constexpr,
     ACCEPTED: tl.constexpr, KEEP: tl.constexpr, UNIT: tl.constexpr,
+    READ: tl.constexpr, WRITE: tl.constexpr,
 ):  # fmt: skip
     """BETA: 0 ones, 1 a number per head, 2 one per value channel. POOL: 0 states in sequence order, 1 a slot a
     sequence,
     2 ``columns`` slots a sequence, one a token; with ACCEPTED it starts from slot ``accepted - 1``, else from slot 0.
+    READ, WRITE: eviction policies of the states.
     """
     NV: tl.constexpr = (V + BV - 1) // BV
     KA: tl.constexpr = 1 if VFIRST else 0
@@ -88,7 +90,9 @@ def delta_recurrent(
         if (start < 0) | (start >= slots):
             return
     if HAS_H0:
-        S = tl.load(h0 + start * slot_stride + h.to(tl.int64) * (K * V) + so, mask=sm, other=0.0).to(tl.float32)
+        S = tl.load(
+            h0 + start * slot_stride + h.to(tl.int64) * (K * V) + so, mask=sm, other=0.0, eviction_policy=READ
+        ).to(tl.float32)
     else:
         S = tl.zeros((BV, BK) if VFIRST else (BK, BV), tl.float32)
     if HAS_A:
@@ -98,36 +102,39 @@ def delta_recurrent(
     for t in range(length):
         rk = ((bos + t) * H + hk) * K
         rv = (bos + t) * HV + h
+        # All loads of a token come first: behind a sum over K each would wait for memory once more.
         kt = tl.load(k + rk + ck, mask=mk, other=0.0).to(tl.float32)
         qt = tl.load(q + rk + ck, mask=mk, other=0.0).to(tl.float32)
-        vt = tl.load(v + rv * V + cv, mask=mv, other=0.0).to(tl.float32)
-        if NORM:
-            kt *= tl.rsqrt(tl.sum(kt * kt, 0) + NORM_EPS)
-            qt *= tl.rsqrt(tl.sum(qt * qt, 0) + NORM_EPS)
-        qt *= scale
-        if GATE > 0:
-            x = tl.load(g + rv).to(tl.float32)
-            if BIAS and GATE > 1:
-                x += tl.load(dt_bias + h).to(tl.float32)
-            S *= tl.exp(_gate(x, a, lower, GATE))
         if VGATE > 0:
             x = tl.load(gk + rv * K + ck, mask=mk, other=0.0).to(tl.float32)
             if BIAS and VGATE > 1:
                 x += tl.load(dt_bias + h * K + ck, mask=mk, other=0.0).to(tl.float32)
-            S *= tl.expand_dims(tl.exp(_gate(x, a, lower, VGATE)), VA)
+        vt = tl.load(v + rv * V + cv, mask=mv, other=0.0).to(tl.float32)
+        if GATE > 0:
+            y = tl.load(g + rv).to(tl.float32)
+            if BIAS and GATE > 1:
+                y += tl.load(dt_bias + h).to(tl.float32)
         if HAS_GV:
-            S *= tl.expand_dims(tl.exp(tl.load(gv + rv * V + cv, mask=mv, other=0.0).to(tl.float32)), KA)
-        u = vt - tl.sum(S * tl.expand_dims(kt, VA), KA)
+            z = tl.load(gv + rv * V + cv, mask=mv, other=0.0).to(tl.float32)
         if BETA == 1:
             bt = tl.load(beta + rv).to(tl.float32)
+        if BETA == 2:
+            bt = tl.load(beta + rv * V + cv, mask=mv, other=0.0).to(tl.float32)
+        if VGATE > 0:
+            S *= tl.expand_dims(tl.exp(_gate(x, a, lower, VGATE)), VA)
+        if GATE > 0:
+            S *= tl.exp(_gate(y, a, lower, GATE))
+        if HAS_GV:
+            S *= tl.expand_dims(tl.exp(z), KA)
+        if NORM:
+            kt *= tl.rsqrt(tl.sum(kt * kt, 0) + NORM_EPS)
+            qt *= tl.rsqrt(tl.sum(qt * qt, 0) + NORM_EPS)
+        qt *= scale
+        u = vt - tl.sum(S * tl.expand_dims(kt, VA), KA)
+        if BETA > 0:
             if SIGMOID:
                 bt = tl.sigmoid(bt) * beta_scale
             u *= bt
-        if BETA == 2:
-            bv = tl.load(beta + rv * V + cv, mask=mv, other=0.0).to(tl.float32)
-            if SIGMOID:
-                bv = tl.sigmoid(bv) * beta_scale
-            u *= bv
         S += tl.expand_dims(kt, VA) * tl.expand_dims(u, KA)
         ot = tl.sum(S * tl.expand_dims(qt, VA), KA)
         tl.store(o + rv * V + cv, ot.to(o.dtype.element_ty), mask=mv)
@@ -140,4 +147,5 @@ def delta_recurrent(
                     tl.store(ht + slot * ht_stride + h.to(tl.int64) * (K * V) + so, S.to(ht.dtype.element_ty), mask=sm)
     if KEEP == 1 or (KEEP == 2 and POOL == 1):
         if KEEP == 1 or length > 0:
-            tl.store(ht + start * ht_stride + h.to(tl.int64) * (K * V) + so, S.to(ht.dtype.element_ty), mask=sm)
+            at = ht + start * ht_stride + h.to(tl.int64) * (K * V) + so
+            tl.store(at, S.to(ht.dtype.element_ty), mask=sm, eviction_policy=WRITE)
