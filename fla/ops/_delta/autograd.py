@@ -26,14 +26,14 @@ class ScalarDelta(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, A_log: Tensor | None,
-        dt_bias: Tensor | None, h0: Tensor | None, call: ScalarCall, final: bool,
+        dt_bias: Tensor | None, h0: Tensor | None, read: Tensor | None, call: ScalarCall, final: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         save = any(ctx.needs_input_grad)
-        T, A, sc = scalar.prepare(call, q, k, v, g, beta, A_log, dt_bias, save)
-        entry = scalar.entries(call, q, k, v, T, A, sc, h0)
-        o, ht, _, _ = scalar.scan(call, q, k, v, T, A, sc, h0, entry, True, final, False)
+        T, A, sc = scalar.prepare(call, q, k, v, g, beta, A_log, dt_bias, save, read)
+        entry = scalar.entries(call, q, k, v, T, A, sc, h0, read)
+        o, ht, _, _ = scalar.scan(call, q, k, v, T, A, sc, h0, entry, True, final, False, read)
         if save:
-            ctx.save_for_backward(q, k, v, g, beta, A_log, dt_bias, h0, T, A, sc, entry)
+            ctx.save_for_backward(q, k, v, g, beta, A_log, dt_bias, h0, read, T, A, sc, entry)
             ctx.call = call
         ctx.set_materialize_grads(False)
         assert o is not None
@@ -42,20 +42,20 @@ class ScalarDelta(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, do: Tensor | None, dht: Tensor | None = None) -> tuple[Tensor | None, ...]:
-        q, k, v, g, beta, A_log, dt_bias, h0, T, A, sc, entry = ctx.saved_tensors
+        q, k, v, g, beta, A_log, dt_bias, h0, read, T, A, sc, entry = ctx.saved_tensors
         call: ScalarCall = ctx.call
         if do is None and dht is None:
-            return (None,) * 10
+            return (None,) * 11
         do = torch.zeros_like(v) if do is None else aligned(do)
         dht = None if dht is None else dht.contiguous()
         with on_device(q):
             dh0 = torch.empty_like(h0) if ctx.needs_input_grad[7] else None
             # The states are computed again: keeping them costs as much memory traffic as the pass itself.
-            _, _, S, U = scalar.scan(call, q, k, v, T, A, sc, h0, entry, False, False, True)
+            _, _, S, U = scalar.scan(call, q, k, v, T, A, sc, h0, entry, False, False, True, read)
             assert S is not None
             assert U is not None
-            dv, X = scalar.reverse(call, q, k, do, T, A, sc, dht, dh0)
-            r = scalar.gradients(call, q, k, v, g, beta, A_log, dt_bias, do, dv, S, U, X, sc)
+            dv, X = scalar.reverse(call, q, k, do, T, A, sc, dht, dh0, read)
+            r = scalar.gradients(call, q, k, v, g, beta, A_log, dt_bias, do, dv, S, U, X, sc, read)
         dg = None if r.dg is None or g is None else r.dg.to(g.dtype)
         dA = dbias = None
         if r.dy is not None and A_log is not None:
@@ -63,7 +63,7 @@ class ScalarDelta(torch.autograd.Function):
             dA = r.dy.sum((0, 1)).reshape(A_log.shape).to(A_log.dtype)
             if dt_bias is not None:
                 dbias = r.dg.sum((0, 1)).reshape(dt_bias.shape).to(dt_bias.dtype)
-        return r.dq, r.dk, dv, dg, r.dbeta.to(beta.dtype), dA, dbias, dh0, None, None
+        return r.dq, r.dk, dv, dg, r.dbeta.to(beta.dtype), dA, dbias, dh0, r.dread, None, None
 
 
 def _c(x: Tensor | None) -> Tensor | None:
@@ -74,20 +74,23 @@ def delta_rule(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, *, scale: float | None,
     initial_state: Tensor | None,
     output_final_state: bool, norm: bool, beta_scale: float = 0.0, A_log: Tensor | None = None,
-    dt_bias: Tensor | None = None, v_first: bool = False, cu_seqlens: Tensor | None = None, **make: Any,
+    dt_bias: Tensor | None = None, v_first: bool = False, cu_seqlens: Tensor | None = None, read: Tensor | None = None,
+    before: bool = False, **make: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Chunked delta rule with no decay (``g`` None) or a scalar one, differentiable in every tensor.
 
     q, k `[B, T, H, K]`, v `[B, T, HV, V]` of one 16- or 32-bit dtype; g, beta `[B, T, HV]`, any float. ``g`` is the
     natural log of the decay, or the gate's input where ``A_log`` `[HV]` is given. ``beta_scale`` not 0: beta goes
-    through ``beta_scale * sigmoid``. Arguments have been checked by the public functions.
+    through ``beta_scale * sigmoid``. ``read``: a read key of its own, like k; ``before``: the state is read before its
+    decay. Arguments have been checked by the public functions.
     """
     q, k, v, beta = aligned(q), aligned(k), aligned(v), beta.contiguous()
+    read = None if read is None else aligned(read)
     g, A_log, dt_bias, h0 = _c(g), _c(A_log), _c(dt_bias), _c(initial_state)
     scale = k.shape[-1] ** -0.5 if scale is None else scale
     with on_device(q):
-        call = ScalarCall.make(k, v, scale, norm, beta_scale, v_first, cu_seqlens, **make)
+        call = ScalarCall.make(k, v, scale, norm, beta_scale, v_first, cu_seqlens, read=read is not None, before=before, **make)
         if k.numel() == 0 or v.numel() == 0 or call.table.sequences == 0:
             return _empty_result(call, v, h0, output_final_state)
-        o, ht = ScalarDelta.apply(q, k, v, g, beta, A_log, dt_bias, h0, call, output_final_state)
+        o, ht = ScalarDelta.apply(q, k, v, g, beta, A_log, dt_bias, h0, read, call, output_final_state)
     return o, ht

@@ -48,13 +48,14 @@ class ScalarPlan:
         return tuple(x.options(self.chip) for x in (self.prep, self.forward, self.recompute, self.reverse, self.grad))
 
 
-def scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, heads: int, norm: bool) -> ScalarPlan:
-    """The plan for ``heads`` = sequences times value heads. Only whether the heads fill the chip twice matters."""
-    return _scalar_plan(chip, dtype, K, V, 2 * heads <= chip.sms, norm)
+def scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, heads: int, norm: bool, read: bool = False) -> ScalarPlan:
+    """The plan for ``heads`` = sequences times value heads. Only whether the heads fill the chip twice matters.
+    ``read``: the op has a read key of its own, one more tile of each step."""
+    return _scalar_plan(chip, dtype, K, V, 2 * heads <= chip.sms, norm, read)
 
 
 @functools.lru_cache(maxsize=256)
-def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool, norm: bool) -> ScalarPlan:
+def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool, norm: bool, read: bool) -> ScalarPlan:
     wide = dtype == torch.float32
     bk, bv = pow2(K), pow2(V)
     descriptors = chip.descriptors and bk == K and bv == V
@@ -70,7 +71,7 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool, norm
     if chip.vendor != "interpreter" and chip.arch // 10 not in (9, 10):
         # Without warp-group products all operands pass through registers: half the tile.
         block_v = min(bv, 64)
-        scan = Launch(8 if bk > 64 else 4, _stages(chip, 32, bk, block_v, 2))
+        scan = Launch(8 if bk > 64 else 4, _stages(chip, 32, bk, block_v, 2, read))
         return ScalarPlan(
             chunk=32, descriptors=False, dot=chip.wide, inverse=inverse, block_k=bk, block_v=block_v,
             prep_k=min(bk, 128), grad_k=min(bk, 64), grad_v=min(bv, 64), prep=Launch(4), forward=scan, recompute=scan,
@@ -79,7 +80,7 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool, norm
     # Two V blocks a head only where all programs still run at once: one program fills a multiprocessor. K above 128
     # leaves room for a narrow block only.
     block_v = 128 if bv > 64 and bk <= 128 and not few else min(bv, 64)
-    stages = _stages(chip, 64, bk, block_v, 3)
+    stages = _stages(chip, 64, bk, block_v, 3, read)
     if stages == 1:
         block_v = min(bv, 64)
         # Descriptor loads that nothing pipelines have gone wrong before (findings/gdn-forward, lesson 8).
@@ -92,9 +93,9 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool, norm
     )  # fmt: skip
 
 
-def _stages(chip: Chip, chunk: int, block_k: int, block_v: int, most: int) -> int:
+def _stages(chip: Chip, chunk: int, block_k: int, block_v: int, most: int, read: bool) -> int:
     """How many steps of a scan fit in shared memory beside the tile that is stored: q, k, v, T and A of a step."""
-    step = 2 * chunk * (2 * block_k + block_v) + 2 * 2 * chunk * chunk
+    step = 2 * chunk * ((3 if read else 2) * block_k + block_v) + 2 * 2 * chunk * chunk
     return max(1, min(most, (chip.smem - 2 * min(block_k, 128) * block_v) // step))
 
 

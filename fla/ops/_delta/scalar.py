@@ -51,21 +51,22 @@ class ScalarCall:
     norm: bool
     v_first: bool
     segments: int = 1  # stretches that each sequence is cut into
+    before: bool = False  # the state is read before its decay
 
     @classmethod
     def make(
         cls, k: Tensor, v: Tensor, scale: float, norm: bool, beta_scale: float, v_first: bool,
         cu_seqlens: Tensor | None, chip: Chip | None = None, plan: ScalarPlan | None = None,
-        segments: int | None = None,
+        segments: int | None = None, read: bool = False, before: bool = False,
     ) -> ScalarCall:  # fmt: skip
         chip = chip_of(k.device) if chip is None else chip
         sequences = k.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
         if plan is None:
-            plan = scalar_plan(chip, k.dtype, k.shape[-1], v.shape[-1], sequences * v.shape[2], norm)
+            plan = scalar_plan(chip, k.dtype, k.shape[-1], v.shape[-1], sequences * v.shape[2], norm, read)
         table = chunk_table(k.shape[0], k.shape[1], plan.chunk, cu_seqlens)
         if segments is None:
             segments = time_segments(plan, chip, sequences * v.shape[2], v.shape[-1], table.chunks // max(sequences, 1))
-        return cls(Shape.of(k, v), plan, chip, table, scale, beta_scale, norm, v_first, segments)
+        return cls(Shape.of(k, v), plan, chip, table, scale, beta_scale, norm, v_first, segments, before)
 
 
 def _descriptor(x: Tensor, rows: int, cols: int, block_rows: int, block_cols: int, use: bool) -> Any:
@@ -83,9 +84,10 @@ def state_shape(call: ScalarCall, s: Shape) -> tuple[int, ...]:
 
 def prepare(
     call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, A_log: Tensor | None,
-    dt_bias: Tensor | None, save: bool,
+    dt_bias: Tensor | None, save: bool, read: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """T, A `[chunks * HV, C, C]` in k's dtype and the scalars `[chunks * HV, 8, C]` in fp32."""
+    # Here and below ``read`` is the read key, where the op has one of its own.
     p, t, s = call.plan, call.table, call.shape
     C, tiles, rows = p.chunk, t.chunks * s.HV, s.B * s.T
     T = k.new_empty(tiles, C, C)
@@ -93,14 +95,17 @@ def prepare(
     sc = torch.empty(tiles, _SC, C, dtype=torch.float32, device=k.device)
     d = p.descriptors
     args = (
-        q, k, _descriptor(q, rows, s.H * s.K, C, p.prep_k, d), _descriptor(k, rows, s.H * s.K, C, p.prep_k, d),
+        q, k, k if read is None else read, _descriptor(q, rows, s.H * s.K, C, p.prep_k, d),
+        _descriptor(k, rows, s.H * s.K, C, p.prep_k, d),
+        k if read is None else _descriptor(read, rows, s.H * s.K, C, p.prep_k, d),
         beta if g is None else g, beta, beta if A_log is None else A_log, beta if dt_bias is None else dt_bias, T,
         _descriptor(T, tiles * C, C, C, C, d), A, _descriptor(A, tiles * C, C, C, C, d), sc,
         sc if t.rows is None else t.rows, s.T, t.per_sequence, s.H, s.HV, call.scale, call.beta_scale, int(save),
     )  # fmt: skip
     meta = {
         "K": s.K, "KB": p.prep_k, "C": C, "NORM": call.norm, "GATE": _gate_mode(g, A_log), "BIAS": dt_bias is not None,
-        "SIGMOID": call.beta_scale > 0, "VARLEN": t.varlen, "DESC": d, "DOT": p.dot, "INV": p.inverse,
+        "SIGMOID": call.beta_scale > 0, "READ": read is not None, "BEFORE": call.before, "VARLEN": t.varlen, "DESC": d,
+        "DOT": p.dot, "INV": p.inverse,
     }  # fmt: skip
     _prep(tiles, args, meta, p.options[0], (q, k, g, beta, A_log, dt_bias))
     return T, A, sc
@@ -109,12 +114,15 @@ def prepare(
 def _scan_args(
     call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, T: Tensor, A: Tensor, sc: Tensor, h0: Tensor | None,
     entry: Tensor | None, o: Tensor | None, ht: Tensor | None, S: Tensor | None, U: Tensor | None, parts: int, bv: int,
+    read: Tensor | None,
 ) -> tuple[Any, ...]:  # fmt: skip
     p, t, s = call.plan, call.table, call.shape
     C, tiles, rows, d = p.chunk, t.chunks * s.HV, s.B * s.T, p.descriptors
     out = d and o is not None
     return (
-        q, k, v, _descriptor(q, rows, s.H * s.K, C, p.block_k, out), _descriptor(k, rows, s.H * s.K, C, p.block_k, d),
+        q, k, k if read is None else read, v, _descriptor(q, rows, s.H * s.K, C, p.block_k, out),
+        _descriptor(k, rows, s.H * s.K, C, p.block_k, d),
+        k if read is None else _descriptor(read, rows, s.H * s.K, C, p.block_k, d),
         _descriptor(v, rows, s.HV * s.V, C, bv, d), T, _descriptor(T, tiles * C, C, C, C, d), A,
         _descriptor(A, tiles * C, C, C, C, out), sc, v if o is None else o,
         v if o is None else _descriptor(o, rows, s.HV * s.V, C, bv, d),
@@ -122,21 +130,24 @@ def _scan_args(
         k if U is None else U, k if U is None else _descriptor(U, tiles * s.V, C, bv, C, d), sc if h0 is None else h0,
         sc if ht is None else ht, sc if entry is None else entry, sc if t.cu is None else t.cu,
         sc if t.offsets is None else t.offsets, s.T, t.per_sequence, s.H, s.HV, int(h0 is not None),
-        int(ht is not None),
-        call.segments, parts,
+        int(ht is not None), call.segments, parts,
     )  # fmt: skip
 
 
-def _scan_meta(call: ScalarCall, s: Shape, bv: int, out: bool, save: bool, split: int, stages: int) -> dict[str, Any]:
+def _scan_meta(
+    call: ScalarCall, s: Shape, bv: int, out: bool, save: bool, split: int, stages: int, read: bool
+) -> dict[str, Any]:  # fmt: skip
     p = call.plan
     return {
         "K": s.K, "V": s.V, "BK": p.block_k, "BV": bv, "C": p.chunk, "OUT": out, "SAVE": save, "SPLIT": split,
-        "VFIRST": call.v_first, "VARLEN": call.table.varlen, "DESC": p.descriptors, "DOT": p.dot, "STAGES": stages,
+        "READ": read, "VFIRST": call.v_first, "VARLEN": call.table.varlen, "DESC": p.descriptors, "DOT": p.dot,
+        "STAGES": stages,
     }  # fmt: skip
 
 
 def entries(
-    call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, T: Tensor, A: Tensor, sc: Tensor, h0: Tensor | None
+    call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, T: Tensor, A: Tensor, sc: Tensor, h0: Tensor | None,
+    read: Tensor | None = None,
 ) -> Tensor | None:  # fmt: skip
     """States (transposed, padded, fp32) in which the stretches of each sequence begin; None where none is split."""
     if call.segments == 1:
@@ -148,10 +159,11 @@ def entries(
     summary = torch.empty(heads, (nv + nk) * bv, bk, dtype=torch.float32, device=k.device)
     entry = torch.empty(heads, nv * bv, bk, dtype=torch.float32, device=k.device)
     parts = call.segments - 1
-    args = _scan_args(call, q, k, v, T, A, sc, h0, summary, None, None, None, None, parts, bv)
+    args = _scan_args(call, q, k, v, T, A, sc, h0, summary, None, None, None, None, parts, bv, read)
     _scan(
-        (nv + nk) * s.HV * parts * t.sequences, args, _scan_meta(call, s, bv, False, False, 2, p.recompute.stages),
-        p.options[2], (q, k, v, h0, t.cu),
+        (nv + nk) * s.HV * parts * t.sequences, args,
+        _scan_meta(call, s, bv, False, False, 2, p.recompute.stages, read is not None), p.options[2],
+        (q, k, v, h0, t.cu),
     )  # fmt: skip
     rows = 16
     _merge(
@@ -163,7 +175,7 @@ def entries(
 
 def scan(
     call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, T: Tensor, A: Tensor, sc: Tensor, h0: Tensor | None,
-    entry: Tensor | None, output: bool, final: bool, save: bool,
+    entry: Tensor | None, output: bool, final: bool, save: bool, read: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """(o, final state, S^T `[chunks * HV, V, K]`, u^T `[chunks * HV, V, C]`), each None unless asked for."""
     p, t, s = call.plan, call.table, call.shape
@@ -173,18 +185,18 @@ def scan(
     S = k.new_empty(tiles, s.V, s.K) if save else None
     U = k.new_empty(tiles, s.V, p.chunk) if save else None
     launch = p.forward if output else p.recompute
-    args = _scan_args(call, q, k, v, T, A, sc, h0, entry, o, ht, S, U, call.segments, bv)
+    args = _scan_args(call, q, k, v, T, A, sc, h0, entry, o, ht, S, U, call.segments, bv, read)
     _scan(
         -(-s.V // bv) * s.HV * call.segments * t.sequences, args,
-        _scan_meta(call, s, bv, output, save, int(entry is not None), launch.stages), p.options[1 if output else 2],
-        (q, k, v, h0, t.cu),
+        _scan_meta(call, s, bv, output, save, int(entry is not None), launch.stages, read is not None),
+        p.options[1 if output else 2], (q, k, v, h0, t.cu),
     )  # fmt: skip
     return o, ht, S, U
 
 
 def reverse(
     call: ScalarCall, q: Tensor, k: Tensor, do: Tensor, T: Tensor, A: Tensor, sc: Tensor, dht: Tensor | None,
-    dh0: Tensor | None,
+    dh0: Tensor | None, read: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(dv, X^T `[chunks * HV, V, K]`); fills ``dh0`` where given."""
     p, t, s = call.plan, call.table, call.shape
@@ -192,7 +204,9 @@ def reverse(
     dv = torch.empty_like(do)
     X = k.new_empty(tiles, s.V, s.K)
     args = (
-        q, k, do, _descriptor(q, rows, s.H * s.K, C, p.block_k, d), _descriptor(k, rows, s.H * s.K, C, p.block_k, d),
+        q, k, k if read is None else read, do, _descriptor(q, rows, s.H * s.K, C, p.block_k, d),
+        _descriptor(k, rows, s.H * s.K, C, p.block_k, d),
+        k if read is None else _descriptor(read, rows, s.H * s.K, C, p.block_k, d),
         _descriptor(do, rows, s.HV * s.V, C, bv, d), T, _descriptor(T, tiles * C, C, C, C, d), A,
         _descriptor(A, tiles * C, C, C, C, d), sc, dv, _descriptor(dv, rows, s.HV * s.V, C, bv, d), X,
         _descriptor(X, tiles * s.V, s.K, bv, p.block_k, d), sc if dht is None else dht, sc if dh0 is None else dh0,
@@ -200,8 +214,8 @@ def reverse(
         int(dht is not None), int(dh0 is not None),
     )  # fmt: skip
     meta = {
-        "K": s.K, "V": s.V, "BK": p.block_k, "BV": bv, "C": C, "VFIRST": call.v_first, "VARLEN": t.varlen, "DESC": d,
-        "DOT": p.dot, "STAGES": p.reverse.stages,
+        "K": s.K, "V": s.V, "BK": p.block_k, "BV": bv, "C": C, "READ": read is not None, "VFIRST": call.v_first,
+        "VARLEN": t.varlen, "DESC": d, "DOT": p.dot, "STAGES": p.reverse.stages,
     }  # fmt: skip
     _reverse(-(-s.V // bv) * s.HV * t.sequences, args, meta, p.options[3], (q, k, do, dht, dh0, t.cu))
     return dv, X
@@ -209,18 +223,21 @@ def reverse(
 
 @dataclass(frozen=True)
 class Gradients:
-    """dg, dbeta and dy (dg times the decay, with the gate in the kernel) are `[B, T, HV]`; dg and dy may be None."""
+    """dg, dbeta and dy (dg times the decay, with the gate in the kernel) are `[B, T, HV]`; dg, dy and dread may be
+    None."""
 
     dq: Tensor
     dk: Tensor
     dg: Tensor | None
     dbeta: Tensor
     dy: Tensor | None
+    dread: Tensor | None
 
 
 def gradients(
     call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, A_log: Tensor | None,
     dt_bias: Tensor | None, do: Tensor, dv: Tensor, S: Tensor, U: Tensor, X: Tensor, sc: Tensor,
+    read: Tensor | None = None,
 ) -> Gradients:  # fmt: skip
     p, t, s = call.plan, call.table, call.shape
     C, tiles, rows, d = p.chunk, t.chunks * s.HV, s.B * s.T, p.descriptors
@@ -237,18 +254,21 @@ def gradients(
         dg = torch.empty(shape, device=k.device, dtype=g.dtype) if direct else torch.empty((blocks, *shape), **kind)
         dy = torch.empty((blocks, *shape), **kind) if mode == 2 else None
     if call.norm and blocks > 1:
-        part = torch.empty((blocks, *shape, 2), **kind)
+        part = torch.empty((blocks, *shape, 2 if read is None else 3), **kind)
     dq = q.new_empty(s.B, s.T, s.HV, s.K)
     dk = torch.empty_like(dq)
+    dread = None if read is None else torch.empty_like(dq)
     bv, bk = p.grad_v, p.grad_k
     main = (
-        q, k, do, dv, _descriptor(q, rows, s.H * s.K, C, bk, d), _descriptor(k, rows, s.H * s.K, C, bk, d), U, S,
-        _descriptor(S, tiles * s.V, s.K, bv, bk, d),
+        q, k, k if read is None else read, do, dv, _descriptor(q, rows, s.H * s.K, C, bk, d),
+        _descriptor(k, rows, s.H * s.K, C, bk, d), k if read is None else _descriptor(read, rows, s.H * s.K, C, bk, d),
+        U, S, _descriptor(S, tiles * s.V, s.K, bv, bk, d),
         X, _descriptor(X, tiles * s.V, s.K, bv, bk, d), sc, beta if g is None else g, beta if A_log is None else A_log,
         beta if dt_bias is None else dt_bias, dq, _descriptor(dq, rows, s.HV * s.K, C, bk, d),
-        dk, _descriptor(dk, rows, s.HV * s.K, C, bk, d),
+        dk, _descriptor(dk, rows, s.HV * s.K, C, bk, d), dk if dread is None else dread,
+        dk if dread is None else _descriptor(dread, rows, s.HV * s.K, C, bk, d),
     )  # fmt: skip
-    tails = (q, k, do, dv, q, k, U, S, S, X, X, *main[11:15], dq, dq, dk, dk)
+    tails = (*main[:5], *main[:3], U, S, S, X, X, *main[13:17], dq, dq, dk, dk, main[21], main[21])
     rest = (
         db if dg is None else dg, db, sc if dy is None else dy, sc if part is None else part,
         sc if t.rows is None else t.rows, sc if t.cu is None else t.cu, sc if t.offsets is None else t.offsets,
@@ -257,7 +277,7 @@ def gradients(
     )  # fmt: skip
     meta = {
         "K": s.K, "V": s.V, "BK": bk, "BV": bv, "C": C, "NORM": call.norm, "DECAY": mode, "BIAS": dt_bias is not None,
-        "PROJECT": blocks == 1, "VARLEN": t.varlen, "DESC": d, "TAILS": False, "DOT": p.dot,
+        "PROJECT": blocks == 1, "READ": read is not None, "BEFORE": call.before, "VARLEN": t.varlen, "DESC": d, "TAILS": False, "DOT": p.dot,
     }  # fmt: skip
     given = (q, k, do, g, beta, A_log, dt_bias, t.cu)
     if not d or t.varlen or s.T >= C:
@@ -265,15 +285,18 @@ def gradients(
     if d and (t.varlen or s.T % C):
         _grad(blocks * s.HV * t.sequences, (*tails, *rest), {**meta, "DESC": False, "TAILS": True}, p.options[4], given)
     if fold:
-        dqh, dkh, dq, dk = dq, dk, torch.empty_like(q), torch.empty_like(k)
+        dqh, dkh, drh, dq, dk = dq, dk, dread, torch.empty_like(q), torch.empty_like(k)
+        dread = None if read is None else torch.empty_like(read)
         width = min(p.block_k, 128)
         _fold(
-            -(-s.K // width) * s.H * -(-rows // 32), (q, k, dqh, dkh, sc if part is None else part, dq, dk, rows,
+            -(-s.K // width) * s.H * -(-rows // 32), (q, k, k if read is None else read, dqh, dkh,
+            dkh if drh is None else drh, sc if part is None else part, dq, dk, dk if dread is None else dread, rows,
             s.H, s.HV),
-            {"K": s.K, "NK": blocks, "BR": 32, "BK": width, "FACTORS": part is not None}, _PLAIN, (q, k),
+            {"K": s.K, "NK": blocks, "BR": 32, "BK": width, "FACTORS": part is not None, "READ": read is not None},
+            _PLAIN, (q, k),
         )  # fmt: skip
     if blocks > 1:
         db = db.sum(0)
     if dg is not None and dg.dim() == 4:
         dg = dg.sum(0)
-    return Gradients(dq, dk, dg, db, None if dy is None else dy.sum(0))
+    return Gradients(dq, dk, dg, db, None if dy is None else dy.sum(0), dread)

@@ -8,6 +8,9 @@ With S the state before the chunk, X the gradient of the state after it, u the n
     dq = Q - norm part;    dk = R + W - norm part;   dbeta = k . W / beta
     dG = q . Q + k . R - k . W;   dG_last += e^(G_L) <S, X> + sum k . (cu u X^T);   dg = reverse cumsum of dG
 
+An op with a read key p has p rp for the k rk of the rows of F, keeps R apart as dp, and adds F^T p to W; one that reads
+before the decay has G_(i - 1) for G_i in F, and k . R in dG of the token before.
+
 No gradient of the inverse appears: (I + L) u = r makes it the outer product that F holds. E and F are rounded once
 and feed both sides, so that rows and columns cancel exactly in dG.
 """
@@ -17,7 +20,7 @@ import triton.language as tl
 
 from fla.ops._common.kernels import chunk_at, sequence_at, softplus
 from fla.ops._delta.kernels.common import load_rows, load_tile, store_rows
-from fla.ops._delta.kernels.scalar_prep import SC, SC_BETA, SC_CK, SC_CQ, SC_G, SC_RK, SC_RQ
+from fla.ops._delta.kernels.scalar_prep import SC, SC_BETA, SC_CK, SC_CQ, SC_G, SC_RK, SC_RP, SC_RQ
 
 
 @triton.jit
@@ -31,12 +34,11 @@ def _dot_all(a, b):
 
 @triton.jit
 def _chunk_grad(
-    q, k, do, dr, qd, kd, Ut, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dg, db, dy, part, row, n,
-    tile, h, hk, kb0,
-    H, HV, rows, unscale, beta_inv,
+    q, k, p, do, dr, qd, kd, pd, Ut, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dp, dpd, dg, db, dy,
+    part, row, n, tile, h, hk, kb0, H, HV, rows, unscale, beta_inv,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, NORM: tl.constexpr,
-    DECAY: tl.constexpr, BIAS: tl.constexpr, PROJECT: tl.constexpr, DESC: tl.constexpr,
-    DOT: tl.constexpr,
+    DECAY: tl.constexpr, BIAS: tl.constexpr, PROJECT: tl.constexpr, READ: tl.constexpr, BEFORE: tl.constexpr,
+    DESC: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     # Outside loops a descriptor load is waited for at once. These three come first and together, so they come through
     # registers instead, all in flight.
@@ -68,7 +70,15 @@ def _chunk_grad(
     low = rr[:, None] > rr[None, :]
     eye = rr[:, None] == rr[None, :]
     dec = tl.exp2(tl.where(low, G[:, None] - G[None, :], -float("inf"))) * (rk * bt)[None, :]
-    Fb = (M * dec * (-rk)[:, None]).to(dt)
+    rp = rk
+    if READ:
+        rp = tl.load(sp + SC_RP * C)
+    if BEFORE:
+        before = tl.load(sp + SC_G * C - 1, mask=rr > 0, other=0.0)
+        read = tl.exp2(tl.where(low, before[:, None] - G[None, :], -float("inf"))) * (rk * bt)[None, :]
+        Fb = (M * read * (-rp)[:, None]).to(dt)
+    else:
+        Fb = (M * dec * (-rp)[:, None]).to(dt)
     Eb = (E * tl.where(eye, (rk * bt)[None, :], dec) * rq[:, None]).to(dt)
     # S and X meet in registers where they are loaded, before any accumulator lives.
     S = load_tile(St, Sd, tile, 0, k0, V, K, BV, BK, DESC)
@@ -89,7 +99,12 @@ def _chunk_grad(
     W = W * (rk * bt * tl.exp2(GL - G))[:, None]
     if DECAY >= 1:
         last = tl.sum(tl.sum(W * kf, 1), 0) + tl.exp2(GL) * ss
-    W = tl.dot(tl.trans(Fb), kt, W, input_precision=DOT)
+    pt = kt
+    pf = kf
+    if READ:
+        pt = load_rows(p, pd, row, n, hk, H, k0, K, BK, C, DESC)
+        pf = pt.to(tl.float32)
+    W = tl.dot(tl.trans(Fb), pt, W, input_precision=DOT)
     W = tl.dot(tl.trans(Eb), qt, W, input_precision=DOT)
     aW = tl.sum(W * kf, 1)
     R = tl.dot(drt, S, input_precision=DOT)
@@ -97,9 +112,16 @@ def _chunk_grad(
         Sj = load_tile(St, Sd, tile, j * BV, k0, V, K, BV, BK, DESC)
         R = tl.dot(load_rows(dr, dr, row, n, h, HV, j * BV, V, BV, C, D1), Sj, R, input_precision=DOT)
     R = tl.dot(Fb, kt, R * -tl.load(sp + SC_CK * C)[:, None], input_precision=DOT)
-    aR = tl.sum(R * kf, 1)
-    W += R
-    fk = rk * rk * (aR + aW)
+    aR = tl.sum(R * pf, 1)
+    if READ:
+        fk = rk * rk * aW
+        fp = rp * rp * aR
+        if NORM and PROJECT:
+            R = R - pf * fp[:, None]
+        store_rows(dp, dpd, R.to(dp.dtype.element_ty), row, n, h, HV, k0, K, BK, C, DESC)
+    else:
+        W += R
+        fk = rk * rk * (aR + aW)
     if NORM and PROJECT:
         W = W - kf * fk[:, None]
     store_rows(dk, dkd, W.to(dk.dtype.element_ty), row, n, h, HV, k0, K, BK, C, DESC)
@@ -119,6 +141,8 @@ def _chunk_grad(
     tl.store(db + at, tl.where(beta_inv > 0, aW * (1.0 - bt * beta_inv), aW / bt), mask=ok)
     if DECAY >= 1:
         dgt = tl.cumsum(aQ + aR - aW, 0, reverse=True) + last
+        if BEFORE:
+            dgt -= aR
         if DECAY == 2:
             graw = tl.load(g + (row + rr).to(tl.int64) * HV + h, mask=ok, other=0.0).to(tl.float32)
             if BIAS:
@@ -128,17 +152,20 @@ def _chunk_grad(
             dgt = dgt * tl.sigmoid(graw)
         tl.store(dg + at, dgt, mask=ok)
     if NORM and not PROJECT:
-        tl.store(part + at * 2, fq, mask=ok)
-        tl.store(part + at * 2 + 1, fk, mask=ok)
+        NF: tl.constexpr = 3 if READ else 2
+        tl.store(part + at * NF, fq, mask=ok)
+        tl.store(part + at * NF + 1, fk, mask=ok)
+        if READ:
+            tl.store(part + at * NF + 2, fp, mask=ok)
 
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "HV", "rows"])
 def scalar_grad(
-    q, k, do, dr, qd, kd, Ut, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dg, db, dy, part, table,
-    cu, offsets, T, NT, H, HV, rows, unscale, beta_inv,
+    q, k, p, do, dr, qd, kd, pd, Ut, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dp, dpd, dg, db, dy,
+    part, table, cu, offsets, T, NT, H, HV, rows, unscale, beta_inv,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, NORM: tl.constexpr,
-    DECAY: tl.constexpr, BIAS: tl.constexpr, PROJECT: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr,
-    TAILS: tl.constexpr, DOT: tl.constexpr,
+    DECAY: tl.constexpr, BIAS: tl.constexpr, PROJECT: tl.constexpr, READ: tl.constexpr, BEFORE: tl.constexpr,
+    VARLEN: tl.constexpr, DESC: tl.constexpr, TAILS: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """One program a chunk (TAILS: the ragged last chunk of a sequence), value head and block of K. dq and dk are
     those of the value head. With DESC only full chunks are taken: tails have a launch of their own, because a second
@@ -170,18 +197,20 @@ def scalar_grad(
         elif n <= 0:
             return
     _chunk_grad(
-        q, k, do, dr, qd, kd, Ut, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dg, db, dy, part,
-        row, n, it * HV + h, h, h // (HV // H), kb0, H, HV, rows, unscale, beta_inv, K, V, BK, BV, C, NORM, DECAY, BIAS,
-        PROJECT, DESC, DOT,
+        q, k, p, do, dr, qd, kd, pd, Ut, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dp, dpd, dg, db, dy,
+        part, row, n, it * HV + h, h, h // (HV // H), kb0, H, HV, rows, unscale, beta_inv, K, V, BK, BV, C, NORM, DECAY,
+        BIAS, PROJECT, READ, BEFORE, DESC, DOT,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows", "H", "HV"])
 def scalar_fold(
-    q, k, dqh, dkh, part, dq, dk, rows, H, HV,
-    K: tl.constexpr, NK: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr, FACTORS: tl.constexpr,
+    q, k, p, dqh, dkh, dph, part, dq, dk, dp, rows, H, HV,
+    K: tl.constexpr, NK: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr, FACTORS: tl.constexpr, READ: tl.constexpr,
 ):  # fmt: skip
-    """Sum dq and dk over the value heads of each key head; with FACTORS, take the parts along q and k away first."""
+    """Sum dq, dk and dp (READ) over the value heads of each key head; with FACTORS, take the parts along q, k and p
+    away first."""
+    NF: tl.constexpr = 3 if READ else 2
     NB: tl.constexpr = (K + BK - 1) // BK
     pid = tl.program_id(0)
     c = (pid % NB) * BK + tl.arange(0, BK)
@@ -194,18 +223,29 @@ def scalar_fold(
     ak = tl.zeros((BR, BK), tl.float32)
     sq = tl.zeros((BR,), tl.float32)
     sk = tl.zeros((BR,), tl.float32)
+    if READ:
+        ap = tl.zeros((BR, BK), tl.float32)
+        sp = tl.zeros((BR,), tl.float32)
     group = HV // H
     for j in range(group):
         at = r64 * HV + h * group + j
         aq += tl.load(dqh + at[:, None] * K + c[None, :], mask=m, other=0.0).to(tl.float32)
         ak += tl.load(dkh + at[:, None] * K + c[None, :], mask=m, other=0.0).to(tl.float32)
+        if READ:
+            ap += tl.load(dph + at[:, None] * K + c[None, :], mask=m, other=0.0).to(tl.float32)
         if FACTORS:
             for b in tl.static_range(NK):
-                p = part + (at + r64 * 0 + b * (rows.to(tl.int64) * HV)) * 2
-                sq += tl.load(p, mask=r < rows, other=0.0)
-                sk += tl.load(p + 1, mask=r < rows, other=0.0)
+                f = part + (at + r64 * 0 + b * (rows.to(tl.int64) * HV)) * NF
+                sq += tl.load(f, mask=r < rows, other=0.0)
+                sk += tl.load(f + 1, mask=r < rows, other=0.0)
+                if READ:
+                    sp += tl.load(f + 2, mask=r < rows, other=0.0)
     if FACTORS:
         aq -= sq[:, None] * tl.load(q + out, mask=m, other=0.0).to(tl.float32)
         ak -= sk[:, None] * tl.load(k + out, mask=m, other=0.0).to(tl.float32)
     tl.store(dq + out, aq.to(dq.dtype.element_ty), mask=m)
     tl.store(dk + out, ak.to(dk.dtype.element_ty), mask=m)
+    if READ:
+        if FACTORS:
+            ap -= sp[:, None] * tl.load(p + out, mask=m, other=0.0).to(tl.float32)
+        tl.store(dp + out, ap.to(dp.dtype.element_ty), mask=m)

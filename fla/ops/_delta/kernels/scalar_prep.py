@@ -8,6 +8,9 @@ One program a chunk and value head writes, in the dtype of k,
 
 and the scalars of each token in fp32 (rows of ``sc``, see `SC`). ``beta`` scales columns, so that ``u = T (v - k S)``
 is right where beta is 0. Norms come off the diagonals of k k^T and q q^T: q and k are never touched in registers.
+
+An op with a read key p of its own has p_i rp_i for the k_i rk_i of T, and one that reads before the decay G_(i - 1) for
+its G_i.
 """
 
 import triton
@@ -17,7 +20,7 @@ from fla.ops._common.kernels import LOG2E, NORM_EPS, chunk_at, softplus, tri_inv
 from fla.ops._delta.kernels.common import load_rows, store_tile
 
 # Rows of the scalar table of a chunk: what multiplies q S, k S and the state update of a token; the cumulative log2
-# decay; the factors of q (with scale), k and the write strength.
+# decay; the factors of q (with scale), k, the write strength and the factor of p.
 SC = tl.constexpr(8)
 SC_CQ = tl.constexpr(0)
 SC_CK = tl.constexpr(1)
@@ -26,18 +29,20 @@ SC_G = tl.constexpr(3)
 SC_RQ = tl.constexpr(4)
 SC_RK = tl.constexpr(5)
 SC_BETA = tl.constexpr(6)
+SC_RP = tl.constexpr(7)
 # e^-104 is 0 in fp32. Cutting the log decay here changes nothing and keeps sums of decays precise and finite.
 MIN_LOG_DECAY = tl.constexpr(-104.0)
 
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "HV", "save"])
 def scalar_prep(
-    q, k, qd, kd, g, beta, A_log, dt_bias, Tm, Td, Aqk, Ad, sc, table, T, NT, H, HV, scale, beta_scale, save,
+    q, k, p, qd, kd, pd, g, beta, A_log, dt_bias, Tm, Td, Aqk, Ad, sc, table, T, NT, H, HV, scale, beta_scale, save,
     K: tl.constexpr, KB: tl.constexpr, C: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr,
-    SIGMOID: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr, INV: tl.constexpr,
+    SIGMOID: tl.constexpr, READ: tl.constexpr, BEFORE: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr,
+    DOT: tl.constexpr, INV: tl.constexpr,
 ):  # fmt: skip
     """GATE: 0 no decay, 1 ``g`` is the log decay, 2 ``g`` goes through the gate. ``save``: keep what backward needs.
-    The products run over blocks of KB.
+    READ: ``p`` is the read key, else k. BEFORE: the state is read before its decay. The products run over blocks of KB.
     """
     pid = tl.program_id(0)
     h = pid % HV
@@ -56,6 +61,7 @@ def scalar_prep(
         bt = tl.where(ok, tl.sigmoid(bt) * beta_scale, 0.0)
     if GATE == 0:
         G = tl.zeros((C,), tl.float32)
+        Gr = G
     else:
         gt = tl.load(g + at, mask=ok, other=0.0).to(tl.float32)
         if GATE == 2:
@@ -65,6 +71,9 @@ def scalar_prep(
             gt = -tl.exp(a) * softplus(gt)
         gt = tl.where(ok, tl.maximum(gt, MIN_LOG_DECAY), 0.0)
         G = tl.cumsum(gt, 0) * LOG2E
+        Gr = G
+        if BEFORE:
+            Gr = G - gt * LOG2E
     # The last entry of G: rows past the end add nothing.
     GL = tl.sum(tl.where(rr == C - 1, G, 0.0), 0)
     low = rr[:, None] > rr[None, :]
@@ -79,8 +88,26 @@ def scalar_prep(
     else:
         rk = tl.where(ok, 1.0, 0.0)
     col = rk * bt
+    rp = rk
+    if READ:
+        pt = load_rows(p, pd, row, n, hk, H, 0, K, KB, C, DESC)
+        KK = tl.dot(pt, tl.trans(kt), input_precision=DOT)
+        if NORM:
+            PP = tl.dot(pt, tl.trans(pt), input_precision=DOT)
+        for k0 in tl.range(KB, K, KB, num_stages=1):
+            pj = load_rows(p, pd, row, n, hk, H, k0, K, KB, C, DESC)
+            kj = load_rows(k, kd, row, n, hk, H, k0, K, KB, C, DESC)
+            KK = tl.dot(pj, tl.trans(kj), KK, input_precision=DOT)
+            if NORM:
+                PP = tl.dot(pj, tl.trans(pj), PP, input_precision=DOT)
+        if NORM:
+            rp = tl.where(ok, tl.rsqrt(tl.sum(tl.where(eye, PP, 0.0), 1) + NORM_EPS), 0.0)
     # Selected, not multiplied away: rows past the end may hold anything.
-    L = tl.where(low & ok[:, None], KK * dec * rk[:, None] * col[None, :], 0.0)
+    if BEFORE:
+        read = tl.exp2(tl.where(low, Gr[:, None] - G[None, :], -float("inf")))
+        L = tl.where(low & ok[:, None], KK * read * rp[:, None] * col[None, :], 0.0)
+    else:
+        L = tl.where(low & ok[:, None], KK * dec * rp[:, None] * col[None, :], 0.0)
     qt = load_rows(q, qd, row, n, hk, H, 0, K, KB, C, DESC)
     if NORM:
         QQ = tl.dot(qt, tl.trans(qt), input_precision=DOT)
@@ -101,12 +128,17 @@ def scalar_prep(
     eG = tl.exp2(G)
     sp = sc + tile.to(tl.int64) * (SC * C) + rr
     tl.store(sp + SC_CQ * C, rq * eG)
-    tl.store(sp + SC_CK * C, rk * eG)
+    if BEFORE:
+        tl.store(sp + SC_CK * C, rp * tl.exp2(Gr))
+    else:
+        tl.store(sp + SC_CK * C, rp * eG)
     tl.store(sp + SC_CU * C, col * tl.exp2(GL - G))
     tl.store(sp + SC_G * C, G)
     keep = rr < save * C
     tl.store(sp + SC_RQ * C, rq, mask=keep)
     tl.store(sp + SC_RK * C, rk, mask=keep)
     tl.store(sp + SC_BETA * C, bt, mask=keep)
+    if READ:
+        tl.store(sp + SC_RP * C, rp, mask=keep)
     X = tri_inv(L, C, INV)
     store_tile(Tm, Td, X.to(dt), tile, 0, 0, C, C, C, C, DESC)

@@ -7,6 +7,8 @@ that follows from it are left operands in registers. Forward, for each chunk:
 
     u^T = (v^T - ck (S k^T)) T^T;   o^T = cq (S q^T) + u^T A^T;   S <- e^(G_L) S + (cu u^T) k
 
+With READ the k of the first product is the read key p.
+
 Full chunks run in a pipelined loop over descriptor tiles; a ragged last chunk is one more step through pointers.
 Without descriptors the loop takes all chunks through pointers.
 """
@@ -21,9 +23,9 @@ from fla.ops._delta.kernels.scalar_prep import SC, SC_CK, SC_CQ, SC_CU, SC_G
 
 @triton.jit
 def _forward_step(
-    S, fac, q, k, v, qd, kd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, row, n, h, hk, v0, H, HV,
+    S, fac, q, k, p, v, qd, kd, pd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, row, n, h, hk, v0, H, HV,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr,
-    SAVE: tl.constexpr, SPLIT: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr,
+    SAVE: tl.constexpr, SPLIT: tl.constexpr, READ: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     dt: tl.constexpr = k.dtype.element_ty
     rr = tl.arange(0, C)
@@ -32,6 +34,9 @@ def _forward_step(
     cu = tl.load(sp + SC_CU * C)
     eg = tl.exp2(tl.load(sc + tile.to(tl.int64) * (SC * C) + (SC_G * C + C - 1)))
     kt = load_rows(k, kd, row, n, hk, H, 0, K, BK, C, DESC)
+    rt = kt
+    if READ:
+        rt = load_rows(p, pd, row, n, hk, H, 0, K, BK, C, DESC)
     vt = load_rows(v, vd, row, n, h, HV, v0, V, BV, C, DESC)
     tt = load_tile(Tm, Td, tile, 0, 0, C, C, C, C, DESC)
     if OUT:
@@ -41,7 +46,7 @@ def _forward_step(
     Sb = S.to(dt)
     if SAVE:
         store_tile(St, Sd, Sb, tile, v0, 0, V, K, BV, BK, DESC)
-    ks = tl.dot(Sb, tl.trans(kt), input_precision=DOT)
+    ks = tl.dot(Sb, tl.trans(rt), input_precision=DOT)
     # v stays in shared memory and off the chain of dependent products: one product more, but fewer registers.
     u = tl.dot(tl.trans(vt), tl.trans(tt), input_precision=DOT)
     if SPLIT == 2:
@@ -61,12 +66,11 @@ def _forward_step(
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "HV", "has_h0", "has_ht", "segments", "parts"])
 def scalar_scan(
-    q, k, v, qd, kd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, h0, ht, entry, cu, offsets, T, NT, H, HV,
-    has_h0, has_ht,
-    segments, parts,
+    q, k, p, v, qd, kd, pd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, h0, ht, entry, cu, offsets, T, NT, H, HV,
+    has_h0, has_ht, segments, parts,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr,
-    SAVE: tl.constexpr, SPLIT: tl.constexpr, VFIRST: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr,
-    DOT: tl.constexpr, STAGES: tl.constexpr,
+    SAVE: tl.constexpr, SPLIT: tl.constexpr, READ: tl.constexpr, VFIRST: tl.constexpr, VARLEN: tl.constexpr,
+    DESC: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """OUT: write o. SAVE: write each chunk's entry state ``S^T`` [V, K] and ``u^T`` [V, C] for the backward.
 
@@ -112,16 +116,15 @@ def scalar_scan(
     for t in tl.range(lo, loop, num_stages=STAGES):
         tile = (first + t) * HV + h
         S = _forward_step(
-            S, fac, q, k, v, qd, kd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, bos + t * C,
-            length - t * C, h,
-            hk, v0, H, HV, K, V, BK, BV, C, OUT, SAVE, SPLIT, DESC, DOT,
+            S, fac, q, k, p, v, qd, kd, pd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, bos + t * C,
+            length - t * C, h, hk, v0, H, HV, K, V, BK, BV, C, OUT, SAVE, SPLIT, READ, DESC, DOT,
         )  # fmt: skip
     if DESC:
         if (hi > full) & (lo < hi):
             tile = (first + full) * HV + h
             S = _forward_step(
-                S, fac, q, k, v, qd, kd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, bos + full * C,
-                length - full * C, h, hk, v0, H, HV, K, V, BK, BV, C, OUT, SAVE, SPLIT, False, DOT,
+                S, fac, q, k, p, v, qd, kd, pd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, bos + full * C,
+                length - full * C, h, hk, v0, H, HV, K, V, BK, BV, C, OUT, SAVE, SPLIT, READ, False, DOT,
             )  # fmt: skip
     if SPLIT == 2:
         eo = (block * BV + tl.arange(0, BV))[:, None] * BK + tl.arange(0, BK)[None, :]
@@ -157,9 +160,9 @@ def scalar_merge(
 
 @triton.jit
 def _reverse_step(
-    S, q, k, do, qd, kd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, row, n, h, hk, v0, H, HV,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, DESC: tl.constexpr,
-    DOT: tl.constexpr,
+    S, q, k, p, do, qd, kd, pd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, row, n, h, hk, v0, H, HV,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, READ: tl.constexpr,
+    DESC: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     dt: tl.constexpr = k.dtype.element_ty
     rr = tl.arange(0, C)
@@ -173,6 +176,9 @@ def _reverse_step(
     tt = load_tile(Tm, Td, tile, 0, 0, C, C, C, C, DESC)
     kt = load_rows(k, kd, row, n, hk, H, 0, K, BK, C, DESC)
     qt = load_rows(q, qd, row, n, hk, H, 0, K, BK, C, DESC)
+    rt = kt
+    if READ:
+        rt = load_rows(p, pd, row, n, hk, H, 0, K, BK, C, DESC)
     Sb = S.to(dt)
     # A descriptor stages what it stores: with K above 128 that would not fit.
     store_tile(Xt, Xd, Sb, tile, v0, 0, V, K, BV, BK, DESC and BK <= 128)
@@ -183,20 +189,23 @@ def _reverse_step(
     dq = (dT.to(tl.float32) * cq[None, :]).to(dt)
     S = S * eg
     S = tl.dot(dq, qt, S, input_precision=DOT)
-    S = tl.dot((dr * (-ck)[None, :]).to(dt), kt, S, input_precision=DOT)
+    S = tl.dot((dr * (-ck)[None, :]).to(dt), rt, S, input_precision=DOT)
     store_rows(dv, dvd, tl.trans(dr).to(dt), row, n, h, HV, v0, V, BV, C, DESC)
     return S
 
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "HV", "has_dht", "has_dh0"])
 def scalar_reverse(
-    q, k, do, qd, kd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, dht, dh0, cu, offsets, T, NT, H, HV, has_dht, has_dh0,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, VFIRST: tl.constexpr,
-    VARLEN: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
+    q, k, p, do, qd, kd, pd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, dht, dh0, cu, offsets, T, NT, H, HV, has_dht,
+    has_dh0,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, READ: tl.constexpr,
+    VFIRST: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Reverse pass over the gradient X of the state after each chunk; writes X^T [V, K] of each chunk and all of dv:
 
         dv = T^T (A^T do + cu (k X));   X <- e^(G_L) X + q^T (cq do) - k^T (ck dv)
+
+    With READ the last k is the read key p.
     """  # fmt: skip
     NV: tl.constexpr = (V + BV - 1) // BV
     pid = tl.program_id(0)
@@ -213,16 +222,15 @@ def scalar_reverse(
         if loop * C < length:
             tile = (first + loop) * HV + h
             S = _reverse_step(
-                S, q, k, do, qd, kd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, bos + loop * C, length - loop * C,
-                h, hk, v0, H, HV, K, V, BK, BV, C, False, DOT,
+                S, q, k, p, do, qd, kd, pd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, bos + loop * C,
+                length - loop * C, h, hk, v0, H, HV, K, V, BK, BV, C, READ, False, DOT,
             )  # fmt: skip
     for j in tl.range(0, loop, num_stages=STAGES):
         t = loop - 1 - j
         tile = (first + t) * HV + h
         S = _reverse_step(
-            S, q, k, do, qd, kd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, bos + t * C, length - t * C, h, hk,
-            v0,
-            H, HV, K, V, BK, BV, C, DESC, DOT,
+            S, q, k, p, do, qd, kd, pd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, bos + t * C, length - t * C,
+            h, hk, v0, H, HV, K, V, BK, BV, C, READ, DESC, DOT,
         )  # fmt: skip
     so, sm = state_offsets(v0, K, V, BK, BV, VFIRST)
     tl.store(dh0 + state + so, S, mask=sm & (has_dh0 != 0))
