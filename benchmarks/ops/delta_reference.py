@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-NAMES = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state")
+NAMES = ("q", "k", "v", "g", "beta", "p", "A_log", "dt_bias", "initial_state")
 
 
 def make_inputs(
@@ -17,8 +17,10 @@ def make_inputs(
     dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0, gate: str | None = "given",
     sequences: int | None = None,
     initial: bool = False, v_first: bool = False, shift: float = 3.0, norm: bool = True, raw_beta: bool = False,
+    read: bool = False,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """Random inputs; ``gate`` is None, "given" or "kernel"; keys are unit vectors already where ``norm`` is False."""
+    """Random inputs; ``gate`` is None, "given" or "kernel"; keys are unit vectors already where ``norm`` is False.
+    ``read``: a read key ``p`` near k, as Comba has."""
     HV, V = HV or H, V or K
     gen = torch.Generator(device=device).manual_seed(seed)
     rn = lambda *s: torch.randn(*s, generator=gen, device=device)
@@ -33,20 +35,23 @@ def make_inputs(
     if initial:
         n = B if sequences is None else sequences
         x["initial_state"] = rn(n, HV, *((V, K) if v_first else (K, V)))
+    if read:
+        p = x["k"].float() + 0.5 * rn(B, T, H, K) * (1.0 if norm else K**-0.5)
+        x["p"] = (p if norm else F.normalize(p, dim=-1)).to(dtype)
     return x
 
 
 def recurrence(
     x: dict[str, Tensor], *, scale: float | None = None, norm: bool = True, sigmoid: float = 0.0, v_first: bool = False,
-    cu: list[int] | None = None,
+    cu: list[int] | None = None, before: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(o, final state) in the dtype of ``x``, which should be float64."""
+    """(o, final state) in the dtype of ``x``, which should be float64. ``before``: read before the decay."""
     q, k, v, beta = x["q"], x["k"], x["v"], x["beta"]
     B, T, H, K = q.shape
     HV, V = v.shape[2:]
-    q, k = (y.repeat_interleave(HV // H, 2) for y in (q, k))
+    q, k, p = (y.repeat_interleave(HV // H, 2) for y in (q, k, x.get("p", k)))
     if norm:
-        q, k = (y * torch.rsqrt((y * y).sum(-1, keepdim=True) + 1e-6) for y in (q, k))
+        q, k, p = (y * torch.rsqrt((y * y).sum(-1, keepdim=True) + 1e-6) for y in (q, k, p))
     q = q * (K**-0.5 if scale is None else scale)
     if sigmoid:
         beta = sigmoid * beta.sigmoid()
@@ -64,9 +69,9 @@ def recurrence(
         if h0 is not None:
             S = h0[i].mT if v_first else h0[i]
         for t in range(lo, hi):
-            S = S * g[b, t].exp()[:, None, None]
-            u = beta[b, t][:, None] * (v[b, t] - torch.einsum("hk,hkv->hv", k[b, t], S))
-            S = S + k[b, t][:, :, None] * u[:, None, :]
+            decayed = S * g[b, t].exp()[:, None, None]
+            u = beta[b, t][:, None] * (v[b, t] - torch.einsum("hk,hkv->hv", p[b, t], S if before else decayed))
+            S = decayed + k[b, t][:, :, None] * u[:, None, :]
             outs.append(torch.einsum("hk,hkv->hv", q[b, t], S))
         states.append(S.mT if v_first else S)
     covered = sum(hi - lo for _, lo, hi in spans)

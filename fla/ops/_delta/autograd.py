@@ -89,7 +89,9 @@ def delta_rule(
     g, A_log, dt_bias, h0 = _c(g), _c(A_log), _c(dt_bias), _c(initial_state)
     scale = k.shape[-1] ** -0.5 if scale is None else scale
     with on_device(q):
-        call = ScalarCall.make(k, v, scale, norm, beta_scale, v_first, cu_seqlens, read=read is not None, before=before, **make)
+        call = ScalarCall.make(
+            k, v, scale, norm, beta_scale, v_first, cu_seqlens, read=read is not None, before=before, **make
+        )
         if k.numel() == 0 or v.numel() == 0 or call.table.sequences == 0:
             return _empty_result(call, v, h0, output_final_state)
         o, ht = ScalarDelta.apply(q, k, v, g, beta, A_log, dt_bias, h0, read, call, output_final_state)

@@ -69,10 +69,13 @@ def recurrent(
     beta: Tensor | None = None, gates: Gates | None = None, scale: float | None = None, state: Tensor | None = None,
     norm: bool = False, v_first: bool = False, cu_seqlens: Tensor | None = None, out: Tensor | None = None,
     final: bool = False, in_place: bool = False, pool: Pool | None = None, launch: tuple[int, Launch] | None = None,
+    read: Tensor | None = None, before: bool = False, erase: Tensor | None = None, gain: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Outputs `[B, T, HV, V]` in v's dtype and the states asked for, as `fused_recurrent_kda_fwd` describes them.
 
     ``g`` `[B, T, HV]`, ``gk`` `[B, T, HV, K]`, ``gv`` `[B, T, HV, V]`: log decays, which multiply.
+    ``read`` `[B, T, H, K]`: the read key, else k; ``before``: the state is read before its decay; ``erase``
+    `[B, T, HV, K]` and ``gain`` `[B, T, HV, V]` multiply the read key (not with ``before``) and v.
     """
     gates = gates or Gates()
     B, T, H, K = k.shape
@@ -80,6 +83,7 @@ def recurrent(
     N = B if cu_seqlens is None else cu_seqlens.numel() - 1
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     g, gk, gv, beta, A_log, dt_bias = (_dense(x) for x in (g, gk, gv, beta, gates.A_log, gates.dt_bias))
+    read, erase, gain = _dense(read), _dense(erase), _dense(gain)
     if out is None:
         # Rows of skipped sequences are zero.
         out = torch.empty_like(v) if pool is None else torch.zeros_like(v)
@@ -113,8 +117,9 @@ def recurrent(
             last = HV * K * V if ht is None else ht.stride(0)
             unit = 1 if slot % 16 or last % 16 else 16
             args = (
-                q, k, v, v if g is None else g, v if gk is None else gk, v if gv is None else gv,
-                v if beta is None else beta, v if A_log is None else A_log, v if dt_bias is None else dt_bias,
+                q, k, v if read is None else read, v, v if g is None else g, v if gk is None else gk,
+                v if gv is None else gv, v if beta is None else beta, v if erase is None else erase,
+                v if gain is None else gain, v if A_log is None else A_log, v if dt_bias is None else dt_bias,
                 v if h0 is None else h0, v if ht is None else ht, target, v if cu_seqlens is None else cu_seqlens,
                 index,
                 index if pool is None or pool.accepted is None else pool.accepted, T, H, HV,
@@ -129,9 +134,10 @@ def recurrent(
                 "HAS_A": gates.in_kernel and A_log is not None, "BIAS": dt_bias is not None, "VFIRST": v_first,
                 "VARLEN": cu_seqlens is not None, "HAS_H0": h0 is not None, "POOL": 0 if pool is None else index.dim(),
                 "ACCEPTED": pool is not None and pool.accepted is not None, "KEEP": keep,
-                "UNIT": unit, "READ": STREAM[0], "WRITE": STREAM[1],
+                "UNIT": unit, "READ": STREAM[0], "WRITE": STREAM[1], "HAS_P": read is not None, "BEFORE": before,
+                "HAS_B": erase is not None, "HAS_W": gain is not None,
             }  # fmt: skip
-            given = (q, k, v, g, gk, gv, beta, A_log, dt_bias, h0, ht, target, cu_seqlens, index)
+            given = (q, k, v, g, gk, gv, beta, A_log, dt_bias, h0, ht, target, cu_seqlens, index, read, erase, gain)
             _recurrent(-(-V // bv) * HV * N, args, meta, options.options(chip), given)
     if target is not out:
         out.copy_(target)

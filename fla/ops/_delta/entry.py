@@ -7,6 +7,7 @@ calls come here; the others run in PyTorch.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from fla.backends import needs_backward
@@ -84,6 +85,36 @@ def chunk_delta_rule(
         output_final_state=output_final_state,
         norm=use_qk_l2norm_in_kernel,
         cu_seqlens=cu_seqlens,
+    )
+
+
+def chunk_comba(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    p: Tensor | None,
+    g: Tensor,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    return delta_rule(
+        q,
+        k,
+        v,
+        g,
+        torch.ones_like(g) if beta is None else beta,
+        scale=scale,
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        norm=use_qk_l2norm_in_kernel,
+        cu_seqlens=cu_seqlens,
+        read=None if p is None else p.to(k.dtype),
+        before=True,
     )
 
 

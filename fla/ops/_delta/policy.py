@@ -48,7 +48,9 @@ class ScalarPlan:
         return tuple(x.options(self.chip) for x in (self.prep, self.forward, self.recompute, self.reverse, self.grad))
 
 
-def scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, heads: int, norm: bool, read: bool = False) -> ScalarPlan:
+def scalar_plan(
+    chip: Chip, dtype: torch.dtype, K: int, V: int, heads: int, norm: bool, read: bool = False
+) -> ScalarPlan:
     """The plan for ``heads`` = sequences times value heads. Only whether the heads fill the chip twice matters.
     ``read``: the op has a read key of its own, one more tile of each step."""
     return _scalar_plan(chip, dtype, K, V, 2 * heads <= chip.sms, norm, read)

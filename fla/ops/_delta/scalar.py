@@ -277,7 +277,8 @@ def gradients(
     )  # fmt: skip
     meta = {
         "K": s.K, "V": s.V, "BK": bk, "BV": bv, "C": C, "NORM": call.norm, "DECAY": mode, "BIAS": dt_bias is not None,
-        "PROJECT": blocks == 1, "READ": read is not None, "BEFORE": call.before, "VARLEN": t.varlen, "DESC": d, "TAILS": False, "DOT": p.dot,
+        "PROJECT": blocks == 1, "READ": read is not None, "BEFORE": call.before, "VARLEN": t.varlen,
+        "DESC": d, "TAILS": False, "DOT": p.dot,
     }  # fmt: skip
     given = (q, k, do, g, beta, A_log, dt_bias, t.cu)
     if not d or t.varlen or s.T >= C:

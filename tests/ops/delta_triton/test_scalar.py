@@ -29,7 +29,7 @@ def poisoned(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **k: fill(new_empty(*a, **k)))
 
 
-def run(x, *, norm=True, sigmoid=0.0, v_first=False, cu=None, change=None, segments=1):
+def run(x, *, norm=True, sigmoid=0.0, v_first=False, cu=None, change=None, segments=1, before=False):
     """Errors of outputs and of every gradient."""
     q, v = x["q"], x["v"]
     plan = dataclasses.replace(scalar_plan(CHIP, q.dtype, q.shape[-1], v.shape[-1], 100, norm), **(change or {}))
@@ -38,14 +38,14 @@ def run(x, *, norm=True, sigmoid=0.0, v_first=False, cu=None, change=None, segme
         y["q"], y["k"], y["v"], y.get("g"), y["beta"], scale=None, initial_state=y.get("initial_state"),
         output_final_state=True, norm=norm, beta_scale=sigmoid, A_log=y.get("A_log"), dt_bias=y.get("dt_bias"),
         v_first=v_first, cu_seqlens=None if cu is None else torch.tensor(cu), chip=CHIP, plan=plan,
-        segments=segments,
+        segments=segments, read=y.get("p"), before=before,
     )  # fmt: skip
     gen = torch.Generator().manual_seed(1)
     do = torch.randn(v.shape, generator=gen).to(v.dtype)
     dht = torch.randn(ht.shape, generator=gen)
     grads = torch.autograd.grad((o.float() * do.float()).sum() + (ht * dht).sum(), list(y.values()))
     got = {"o": o, "ht": ht, **dict(zip(y, grads, strict=True))}
-    ref = with_gradients(x, do, dht, norm=norm, sigmoid=sigmoid, v_first=v_first, cu=cu)
+    ref = with_gradients(x, do, dht, norm=norm, sigmoid=sigmoid, v_first=v_first, cu=cu, before=before)
     assert all(got[n].dtype == x[n].dtype for n in x)
     return {n: ratio(got[n], ref[n]) for n in ref}
 
@@ -164,6 +164,36 @@ def test_long_keys_give_what_fp32_gives():
     x["k"] = x["k"] * 0.3
     errors = run(x, norm=False)
     assert all(e < 1e-3 for e in errors.values()), errors
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("norm", [True, False])
+def test_a_read_key_of_its_own(before, norm):
+    """Comba reads with another key, before the decay; preconditioned rules with another key, after it."""
+    x = make_inputs(B=2, T=70, H=1, HV=2, K=16, V=24, read=True, norm=norm, initial=True)
+    check(run(x, norm=norm, before=before))
+
+
+def test_reading_before_the_decay_with_the_write_key():
+    check(run(make_inputs(T=70, K=16), before=True))
+
+
+def test_read_keys_in_blocks_and_through_descriptors():
+    blocks = {"prep_k": 16, "grad_k": 16, "grad_v": 16, "block_v": 16}
+    check(run(make_inputs(T=33, HV=2, K=28, V=20, read=True), before=True, change=blocks))
+    x = make_inputs(T=140, K=16, dtype=torch.float16, initial=True, sequences=3, read=True)
+    check(run(x, cu=[0, 67, 67, 140], before=True, change={"descriptors": True}), 3e-3)
+
+
+def test_read_keys_in_stretches_of_time():
+    x = make_inputs(T=300, K=16, V=32, dtype=torch.float16, initial=True, read=True)
+    check(run(x, before=True, change={"block_v": 16}, segments=4), 3e-3)
+
+
+def test_strong_decay_with_a_read_before_it():
+    x = make_inputs(T=70, K=16, read=True)
+    x["g"][:, ::5] = -1000.0
+    check(run(x, before=True), 5e-5)
 
 
 def test_empty_inputs_return_the_initial_state():

@@ -36,19 +36,21 @@ def _gate(x, a, lower, KIND: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T", "H", "HV", "columns", "slots", "slot_stride", "ht_stride", "index_stride"])
 def delta_recurrent(
-    q, k, v, g, gk, gv, beta, A_log, dt_bias, h0, ht, o, cu, index, accepted, T, H, HV, scale, beta_scale, lower,
-    columns,
+    q, k, p, v, g, gk, gv, beta, b, w, A_log, dt_bias, h0, ht, o, cu, index, accepted, T, H, HV, scale, beta_scale,
+    lower, columns,
     slots, slot_stride, ht_stride, index_stride,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr,
     VGATE: tl.constexpr, HAS_GV: tl.constexpr, BETA: tl.constexpr, SIGMOID: tl.constexpr, HAS_A: tl.constexpr,
     BIAS: tl.constexpr, VFIRST: tl.constexpr, VARLEN: tl.constexpr, HAS_H0: tl.constexpr, POOL: tl.constexpr,
     ACCEPTED: tl.constexpr, KEEP: tl.constexpr, UNIT: tl.constexpr,
-    READ: tl.constexpr, WRITE: tl.constexpr,
+    READ: tl.constexpr, WRITE: tl.constexpr, HAS_P: tl.constexpr, BEFORE: tl.constexpr, HAS_B: tl.constexpr,
+    HAS_W: tl.constexpr,
 ):  # fmt: skip
     """BETA: 0 ones, 1 a number per head, 2 one per value channel. POOL: 0 states in sequence order, 1 a slot a
     sequence,
     2 ``columns`` slots a sequence, one a token; with ACCEPTED it starts from slot ``accepted - 1``, else from slot 0.
-    READ, WRITE: eviction policies of the states.
+    READ, WRITE: eviction policies of the states. HAS_P: ``p`` is the read key; BEFORE: the state is read before its
+    decay; HAS_B: ``b`` multiplies the read key; HAS_W: ``w`` multiplies v.
     """
     NV: tl.constexpr = (V + BV - 1) // BV
     KA: tl.constexpr = 1 if VFIRST else 0
@@ -110,6 +112,12 @@ def delta_recurrent(
             if BIAS and VGATE > 1:
                 x += tl.load(dt_bias + h * K + ck, mask=mk, other=0.0).to(tl.float32)
         vt = tl.load(v + rv * V + cv, mask=mv, other=0.0).to(tl.float32)
+        if HAS_P:
+            pt = tl.load(p + rk + ck, mask=mk, other=0.0).to(tl.float32)
+        if HAS_B:
+            et = tl.load(b + rv * K + ck, mask=mk, other=0.0).to(tl.float32)
+        if HAS_W:
+            vt *= tl.load(w + rv * V + cv, mask=mv, other=0.0).to(tl.float32)
         if GATE > 0:
             y = tl.load(g + rv).to(tl.float32)
             if BIAS and GATE > 1:
@@ -120,6 +128,16 @@ def delta_recurrent(
             bt = tl.load(beta + rv).to(tl.float32)
         if BETA == 2:
             bt = tl.load(beta + rv * V + cv, mask=mv, other=0.0).to(tl.float32)
+        if HAS_P and NORM:
+            pt *= tl.rsqrt(tl.sum(pt * pt, 0) + NORM_EPS)
+        if BEFORE:
+            if HAS_P:
+                rt = pt
+            elif NORM:
+                rt = kt * tl.rsqrt(tl.sum(kt * kt, 0) + NORM_EPS)
+            else:
+                rt = kt
+            u = vt - tl.sum(S * tl.expand_dims(rt, VA), KA)
         if VGATE > 0:
             S *= tl.expand_dims(tl.exp(_gate(x, a, lower, VGATE)), VA)
         if GATE > 0:
@@ -130,7 +148,13 @@ def delta_recurrent(
             kt *= tl.rsqrt(tl.sum(kt * kt, 0) + NORM_EPS)
             qt *= tl.rsqrt(tl.sum(qt * qt, 0) + NORM_EPS)
         qt *= scale
-        u = vt - tl.sum(S * tl.expand_dims(kt, VA), KA)
+        if not BEFORE:
+            rt = kt
+            if HAS_P:
+                rt = pt
+            if HAS_B:
+                rt *= et
+            u = vt - tl.sum(S * tl.expand_dims(rt, VA), KA)
         if BETA > 0:
             if SIGMOID:
                 bt = tl.sigmoid(bt) * beta_scale
