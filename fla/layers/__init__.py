@@ -7,12 +7,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOME = {
+    "Attention": "attn",
     "Comba": "comba",
     "DeltaNet": "delta_net",
     "GatedDeltaNet": "gated_deltanet",
     "GatedDeltaNet2": "gdn2",
     "GatedLinearAttention": "gla",
     "HGRN2Attention": "hgrn2",
+    "HGRNAttention": "hgrn",
     "KimiDeltaAttention": "kda",
     "MultiScaleRetention": "multiscale_retention",
 }
@@ -20,11 +22,13 @@ _HOME = {
 __all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
+    from fla.layers.attn import Attention as Attention
     from fla.layers.comba import Comba as Comba
     from fla.layers.delta_net import DeltaNet as DeltaNet
     from fla.layers.gated_deltanet import GatedDeltaNet as GatedDeltaNet
     from fla.layers.gdn2 import GatedDeltaNet2 as GatedDeltaNet2
     from fla.layers.gla import GatedLinearAttention as GatedLinearAttention
+    from fla.layers.hgrn import HGRNAttention as HGRNAttention
     from fla.layers.hgrn2 import HGRN2Attention as HGRN2Attention
     from fla.layers.kda import KimiDeltaAttention as KimiDeltaAttention
     from fla.layers.multiscale_retention import MultiScaleRetention as MultiScaleRetention

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from fla.layers._linear import LinearLayer
-from fla.layers.utils import check_padding_mask, require_cache_layer_idx
+from fla.layers.utils import check_padding_mask, require_cache_layer_idx, row_offsets
 from fla.modules.rotary import RotaryEmbedding
 from fla.ops._common.checks import ArgumentError
 from fla.ops.retention import chunk_retention, fused_chunk_retention, fused_recurrent_retention, parallel_retention
@@ -91,8 +91,7 @@ class MultiScaleRetention(LinearLayer):
         seen = 0 if cache is None else cache.get_seq_length(self.layer_idx)
         offset: int | Tensor = seen
         if seen and attention_mask is not None and kwargs.get("cu_seqlens") is None:
-            past = attention_mask[:, :-length] if length else attention_mask
-            offset = seen - past.shape[1] + (past != 0).sum(-1)
+            offset = row_offsets(attention_mask, length, seen)
         kwargs["rotary"] = {"seqlen_offset": offset, "max_seqlen": seen + length}
         return super().forward(hidden_states, attention_mask, past_key_values, use_cache, output_attentions, **kwargs)
 

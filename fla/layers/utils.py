@@ -24,6 +24,7 @@ __all__ = [
     "pad_input",
     "repad_hidden_states",
     "require_cache_layer_idx",
+    "row_offsets",
     "unpad_hidden_states",
     "unpad_input",
     "update_layer_cache",
@@ -110,6 +111,14 @@ def get_unpad_indices_and_cu(attention_mask: Tensor, q_len: int | None = None) -
     """As :func:`get_unpad_data` for the last ``q_len`` columns (all when None), without the longest row."""
     found = _unpadding(attention_mask, attention_mask.shape[-1] if q_len is None else q_len)
     return found.indices, found.cu_seqlens
+
+
+def row_offsets(attention_mask: Tensor, length: int, seen: int) -> int | Tensor:
+    """Valid tokens ``[B]`` before the last ``length`` columns; ``seen`` counts the past with its padding."""
+    if not seen:
+        return 0
+    past = attention_mask[:, :-length] if length else attention_mask
+    return seen - past.shape[1] + (past != 0).sum(-1)
 
 
 def pad_input(hidden_states: Tensor, indices: Tensor, batch_size: int, seq_len: int) -> Tensor:

@@ -25,7 +25,9 @@ FAMILIES = (
     Entry("delta_net", "delta_net", "DeltaNet"),
     Entry("gated_deltanet", "gated_deltanet", "GatedDeltaNet"),
     Entry("gla", "gla", "GLA"),
+    Entry("hgrn", "hgrn", "HGRN"),
     Entry("hgrn2", "hgrn2", "HGRN2"),
     Entry("kda", "kda", "KDA"),
     Entry("retnet", "retnet", "RetNet"),
+    Entry("transformer", "transformer", "Transformer"),
 )

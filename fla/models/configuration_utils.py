@@ -64,7 +64,7 @@ class FLAConfig(PreTrainedConfig):
         super().__init_subclass__(**kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "attn" and "attn" in self.fields:
+        if name == "attn":
             value = parse_attention_config(value, self.num_hidden_layers)
         super().__setattr__(name, value)
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from typing import Any, ClassVar
 
@@ -40,42 +39,19 @@ def make_norm(config: Any) -> nn.Module:
 
 
 def make_mixer(family: Family, config: Any, layer_idx: int) -> nn.Module:
-    """The token mixer of a layer: softmax attention where the configuration's ``attn`` says so, else the family's.
-
-    Raises:
-        NotImplementedError: a hybrid plan, while this version has no softmax attention layer.
-    """
+    """The token mixer of a layer: softmax attention where the configuration's ``attn`` says so, else the family's."""
     spec = get_attention_spec(getattr(config, "attn", None), layer_idx)
     if spec is None:
         kwargs = {argument: getattr(config, name) for argument, name in family.mixer_kwargs.items()}
         return load(family.mixer)(**kwargs, layer_idx=layer_idx)
-    try:
-        Attention = importlib.import_module("fla.layers.attn").Attention
-    except ModuleNotFoundError as error:
-        if error.name != "fla.layers.attn":
-            raise
-        raise NotImplementedError(
-            f"`attn` asks for softmax attention in layer {layer_idx}, but this version has no layer "
-            "fla.layers.attn.Attention yet; set attn=None."
-        ) from None
     options = {name: spec[name] for name in ("num_heads", "num_kv_heads", "qkv_bias", "window_size", "rope_theta")}
-    return Attention(
+    return load("fla.layers.attn:Attention")(
         hidden_size=config.hidden_size,
+        qk_norm=spec.get("qk_norm", False),
         max_position_embeddings=config.max_position_embeddings,
         layer_idx=layer_idx,
         **options,
     )
-
-
-def rescale_residual(projection: nn.Linear, additions: int) -> None:
-    """Initialise a projection into the residual stream so that ``additions`` of its kind keep the variance.
-
-    A projection that was loaded keeps its values.
-    """
-    if not any(getattr(x, "_is_hf_initialized", False) for x in (projection, projection.weight)):
-        nn.init.kaiming_uniform_(projection.weight, a=math.sqrt(5))
-        with torch.no_grad():
-            projection.weight.div_(math.sqrt(additions))
 
 
 class Block(GradientCheckpointingLayer):
