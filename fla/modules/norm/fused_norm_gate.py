@@ -12,7 +12,16 @@ from torch import Tensor
 from fla.backends import dispatch
 from fla.modules._dtype import upcast
 from fla.modules._facts import ROWS
-from fla.modules.norm.layernorm import NormBase, NormOutput, add_residual, check_rows, linear_of, normalize
+from fla.modules._norm.covers import covers_gated, covers_gated_linear
+from fla.modules.norm.layernorm import (
+    NormBase,
+    NormOutput,
+    add_residual,
+    check_linear,
+    check_rows,
+    linear_of,
+    normalize,
+)
 from fla.ops._common.checks import ArgumentError, check_choice
 
 __all__ = [
@@ -59,7 +68,13 @@ def _gated(
     return (y, stream) if prenorm else y
 
 
-@dispatch("modules", facts=ROWS, validate=_check_gated)
+@dispatch(
+    "modules",
+    facts=ROWS,
+    validate=_check_gated,
+    triton="fla.modules._norm.entry:layer_norm_gated",
+    triton_verifier=covers_gated,
+)
 def layer_norm_gated(
     x: Tensor,
     g: Tensor,
@@ -85,7 +100,13 @@ def layer_norm_gated(
     return _gated(x, g, weight, bias, activation, residual, prenorm, residual_in_fp32, eps, False)
 
 
-@dispatch("modules", facts=ROWS, validate=_check_gated)
+@dispatch(
+    "modules",
+    facts=ROWS,
+    validate=_check_gated,
+    triton="fla.modules._norm.entry:rms_norm_gated",
+    triton_verifier=covers_gated,
+)
 def rms_norm_gated(
     x: Tensor,
     g: Tensor,
@@ -101,6 +122,26 @@ def rms_norm_gated(
     return _gated(x, g, weight, bias, activation, residual, prenorm, residual_in_fp32, eps, True)
 
 
+def _check_gated_linear(
+    x: Tensor,
+    g: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    linear_weight: Tensor,
+    linear_bias: Tensor | None,
+    residual: Tensor | None,
+) -> None:
+    _check_gated(x, g, norm_weight, norm_bias, "swish", residual)
+    check_linear(x, linear_weight, linear_bias)
+
+
+@dispatch(
+    "modules",
+    facts=ROWS,
+    validate=_check_gated_linear,
+    triton="fla.modules._norm.entry:layer_norm_swish_gate_linear",
+    triton_verifier=covers_gated_linear,
+)
 def layer_norm_swish_gate_linear(
     x: Tensor,
     g: Tensor,
@@ -114,10 +155,17 @@ def layer_norm_swish_gate_linear(
     eps: float = 1e-6,
 ) -> NormOutput:
     """:func:`layer_norm_gated` with swish, followed by ``F.linear`` with ``linear_weight`` ``[O, D]``."""
-    y = layer_norm_gated(x, g, norm_weight, norm_bias, "swish", residual, prenorm, residual_in_fp32, eps)
+    y = _gated(x, g, norm_weight, norm_bias, "swish", residual, prenorm, residual_in_fp32, eps, False)
     return linear_of(y, linear_weight, linear_bias)
 
 
+@dispatch(
+    "modules",
+    facts=ROWS,
+    validate=_check_gated_linear,
+    triton="fla.modules._norm.entry:rms_norm_swish_gate_linear",
+    triton_verifier=covers_gated_linear,
+)
 def rms_norm_swish_gate_linear(
     x: Tensor,
     g: Tensor,
@@ -131,7 +179,7 @@ def rms_norm_swish_gate_linear(
     eps: float = 1e-6,
 ) -> NormOutput:
     """:func:`rms_norm_gated` with swish, followed by ``F.linear`` with ``linear_weight`` ``[O, D]``."""
-    y = rms_norm_gated(x, g, norm_weight, norm_bias, "swish", residual, prenorm, residual_in_fp32, eps)
+    y = _gated(x, g, norm_weight, norm_bias, "swish", residual, prenorm, residual_in_fp32, eps, True)
     return linear_of(y, linear_weight, linear_bias)
 
 

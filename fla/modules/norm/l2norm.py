@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from fla.backends import dispatch
 from fla.modules._dtype import upcast
 from fla.modules._facts import ROWS
+from fla.modules._norm.covers import covers_l2norm
 
 __all__ = ["L2Norm", "l2_norm", "l2norm"]
 
 
-@dispatch("modules", facts=ROWS)
+@dispatch("modules", facts=ROWS, triton="fla.modules._norm.entry:l2norm", triton_verifier=covers_l2norm)
 def l2norm(x: Tensor, eps: float = 1e-6, output_dtype: torch.dtype | None = None) -> Tensor:
     """``x / sqrt(sum(x ** 2) + eps)`` over the last axis, computed in float32.
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fla.backends import dispatch
 from fla.modules._dtype import accumulation_dtype, autocast_dtype, parameter_dtype, upcast
 from fla.modules._facts import ROWS
+from fla.modules._norm.covers import covers_groups, covers_linear, covers_norm
 from fla.ops._common.checks import ArgumentError
 
 __all__ = [
@@ -103,7 +104,13 @@ def _norm(
     return (y, stream) if prenorm else y
 
 
-@dispatch("modules", facts=ROWS, validate=check_rows)
+@dispatch(
+    "modules",
+    facts=ROWS,
+    validate=check_rows,
+    triton="fla.modules._norm.entry:layer_norm",
+    triton_verifier=covers_norm,
+)
 def layer_norm(
     x: Tensor,
     weight: Tensor | None,
@@ -131,7 +138,13 @@ def layer_norm(
     return _norm(x, weight, bias, residual, eps, prenorm, residual_in_fp32, is_rms_norm)
 
 
-@dispatch("modules", facts=ROWS, validate=_check_groups)
+@dispatch(
+    "modules",
+    facts=ROWS,
+    validate=_check_groups,
+    triton="fla.modules._norm.entry:group_norm",
+    triton_verifier=covers_groups,
+)
 def group_norm(
     x: Tensor,
     weight: Tensor | None,
@@ -147,7 +160,13 @@ def group_norm(
     return _norm(x, weight, bias, residual, eps, prenorm, residual_in_fp32, is_rms_norm, num_groups)
 
 
-@dispatch("modules", facts=ROWS, validate=check_rows)
+@dispatch(
+    "modules",
+    facts=ROWS,
+    validate=check_rows,
+    triton="fla.modules._norm.entry:rms_norm",
+    triton_verifier=covers_norm,
+)
 def rms_norm(
     x: Tensor,
     weight: Tensor | None,
@@ -161,6 +180,14 @@ def rms_norm(
     return _norm(x, weight, bias, residual, eps, prenorm, residual_in_fp32, True)
 
 
+def check_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Check the parameters of a linear layer that takes ``x``."""
+    if weight.dim() != 2 or weight.shape[1] != x.shape[-1]:
+        raise ArgumentError(f"`linear_weight` must have shape [O, {x.shape[-1]}], got {list(weight.shape)}.")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ArgumentError(f"`linear_bias` must have shape [{weight.shape[0]}], got {list(bias.shape)}.")
+
+
 def linear_of(y: NormOutput, weight: Tensor, bias: Tensor | None) -> NormOutput:
     """``F.linear`` of a norm's output in autocast's dtype, the residual stream passed through."""
     h = y[0] if isinstance(y, tuple) else y
@@ -169,6 +196,26 @@ def linear_of(y: NormOutput, weight: Tensor, bias: Tensor | None) -> NormOutput:
     return (out, y[1]) if isinstance(y, tuple) else out
 
 
+def _check_linear(
+    x: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    linear_weight: Tensor,
+    linear_bias: Tensor | None,
+    residual: Tensor | None,
+    num_groups: int,
+) -> None:
+    _check_groups(x, norm_weight, norm_bias, residual, num_groups)
+    check_linear(x, linear_weight, linear_bias)
+
+
+@dispatch(
+    "modules",
+    facts=ROWS,
+    validate=_check_linear,
+    triton="fla.modules._norm.entry:layer_norm_linear",
+    triton_verifier=covers_linear,
+)
 def layer_norm_linear(
     x: Tensor,
     norm_weight: Tensor | None,
@@ -202,8 +249,9 @@ def rms_norm_linear(
     residual_in_fp32: bool = False,
 ) -> NormOutput:
     """RMS norm followed by ``F.linear`` with ``linear_weight`` ``[O, D]``."""
-    y = rms_norm(x, norm_weight, norm_bias, residual, eps, prenorm, residual_in_fp32)
-    return linear_of(y, linear_weight, linear_bias)
+    return layer_norm_linear(
+        x, norm_weight, norm_bias, linear_weight, linear_bias, residual, eps, prenorm, residual_in_fp32, True
+    )
 
 
 class NormBase(nn.Module):
@@ -296,7 +344,7 @@ class GroupNorm(LayerNorm):
         self.is_rms_norm = is_rms_norm
 
 
-class _LinearForward:
+class _LinearForward(LayerNorm):
     """``forward`` of the norms that are followed by a linear layer whose parameters the caller passes."""
 
     def forward(
@@ -309,19 +357,30 @@ class _LinearForward:
         residual_in_fp32: bool = False,
     ) -> NormOutput:
         """``F.linear(norm(x + residual), weight, bias)``; with ``prenorm``, the residual stream too."""
-        y = super().forward(x, residual, prenorm, residual_in_fp32)  # type: ignore[misc]
-        return linear_of(y, weight, bias)
+        return layer_norm_linear(
+            x,
+            self.weight,
+            self.bias,
+            weight,
+            bias,
+            residual,
+            self.eps,
+            prenorm,
+            residual_in_fp32,
+            self.is_rms_norm,
+            self.num_groups,
+        )
 
 
-class LayerNormLinear(_LinearForward, LayerNorm):  # type: ignore[misc]
+class LayerNormLinear(_LinearForward, LayerNorm):
     """:class:`LayerNorm` followed by a linear layer whose parameters are passed to ``forward``."""
 
 
-class RMSNormLinear(_LinearForward, RMSNorm):  # type: ignore[misc]
+class RMSNormLinear(_LinearForward, RMSNorm):
     """:class:`RMSNorm` followed by a linear layer whose parameters are passed to ``forward``."""
 
 
-class GroupNormLinear(_LinearForward, GroupNorm):  # type: ignore[misc]
+class GroupNormLinear(_LinearForward, GroupNorm):
     """:class:`GroupNorm` followed by a linear layer whose parameters are passed to ``forward``."""
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from fla.backends import dispatch
 from fla.modules._dtype import upcast
 from fla.modules._facts import ROWS
+from fla.modules._norm.covers import covers_group_gated
 from fla.modules.norm.layernorm import NormBase, check_rows, normalize
 from fla.ops._common.checks import ArgumentError
 
@@ -24,7 +25,13 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, z: Tensor | None, gro
         raise ArgumentError(f"`z` must have the shape of `x`, {list(x.shape)}, got {list(z.shape)}.")
 
 
-@dispatch("modules", facts=ROWS, validate=_check)
+@dispatch(
+    "modules",
+    facts=ROWS,
+    validate=_check,
+    triton="fla.modules._norm.entry:layernorm_fn",
+    triton_verifier=covers_group_gated,
+)
 def layernorm_fn(
     x: Tensor,
     weight: Tensor,

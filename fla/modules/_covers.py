@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: MIT
+"""Which tensors the Triton kernels of the modules take. Needs no triton; the rest of a call runs in PyTorch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+Answer = tuple[bool, str | None]
+
+# Subclasses (DTensor and others) have their own idea of where their numbers are.
+_PLAIN = frozenset({Tensor, nn.Parameter})
+DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32})
+
+_YES: Answer = (True, None)
+_SUBCLASS: Answer = (False, "the Triton kernels take plain tensors, not subclasses")
+WRONG_DTYPE: Answer = (False, "the Triton kernels take float16, bfloat16 and float32; other dtypes run in PyTorch")
+
+
+def covers_plain(*tensors: Tensor | None) -> Answer:
+    """Plain tensors of dtypes up to 32 bits."""
+    for t in tensors:
+        if t is not None:
+            if type(t) not in _PLAIN:
+                return _SUBCLASS
+            if t.dtype not in DTYPES:
+                return WRONG_DTYPE
+    return _YES
+
+
+def covers_one(x: Tensor) -> Answer:
+    """Verifier of functions of one tensor."""
+    return covers_plain(x)
+
+
+def covers_two(x: Tensor, y: Tensor) -> Answer:
+    """Verifier of functions of two tensors."""
+    return covers_plain(x, y)

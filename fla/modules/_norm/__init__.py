@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""The norm engine: one forward and one backward Triton kernel behind every norm of `fla.modules`."""

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: MIT
+"""Triton paths of the norms: the parameters of the public functions, arguments checked there.
+
+`fla.modules._norm.covers` says which calls may come here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fla.modules._norm.autograd import norm, norm_linear
+from fla.modules._norm.engine import L2, LAYER, NO_GATE, RMS, SIGMOID, SWISH, SWISH_FIRST, NormCall
+
+_GATES = {"swish": SWISH, "silu": SWISH, "sigmoid": SIGMOID}
+
+
+def _call(is_rms_norm: bool, gate: int, groups: int, eps: float, in_fp32: bool = False) -> NormCall:
+    kind = RMS if is_rms_norm else LAYER
+    return NormCall(kind, gate, groups, float(eps), None, torch.float32 if in_fp32 else None)
+
+
+def layer_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None = None, eps: float = 1e-5,
+    prenorm: bool = False, residual_in_fp32: bool = False, is_rms_norm: bool = False,
+) -> Any:  # fmt: skip
+    return norm(x, weight, bias, residual, None, _call(is_rms_norm, NO_GATE, 1, eps, residual_in_fp32), prenorm)
+
+
+def group_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None = None, eps: float = 1e-5,
+    prenorm: bool = False, residual_in_fp32: bool = False, is_rms_norm: bool = False, num_groups: int = 1,
+) -> Any:  # fmt: skip
+    call = _call(is_rms_norm, NO_GATE, num_groups, eps, residual_in_fp32)
+    return norm(x, weight, bias, residual, None, call, prenorm)
+
+
+def rms_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None = None, eps: float = 1e-5,
+    prenorm: bool = False, residual_in_fp32: bool = False,
+) -> Any:  # fmt: skip
+    return norm(x, weight, bias, residual, None, _call(True, NO_GATE, 1, eps, residual_in_fp32), prenorm)
+
+
+def layer_norm_linear(
+    x: Tensor, norm_weight: Tensor | None, norm_bias: Tensor | None, linear_weight: Tensor,
+    linear_bias: Tensor | None, residual: Tensor | None = None, eps: float = 1e-5, prenorm: bool = False,
+    residual_in_fp32: bool = False, is_rms_norm: bool = False, num_groups: int = 1,
+) -> Any:  # fmt: skip
+    call = _call(is_rms_norm, NO_GATE, num_groups, eps, residual_in_fp32)
+    return norm_linear(x, norm_weight, norm_bias, residual, None, linear_weight, linear_bias, call, prenorm)
+
+
+def layer_norm_gated(
+    x: Tensor, g: Tensor, weight: Tensor | None, bias: Tensor | None, activation: str = "swish",
+    residual: Tensor | None = None, prenorm: bool = False, residual_in_fp32: bool = False, eps: float = 1e-6,
+) -> Any:  # fmt: skip
+    call = _call(False, _GATES[activation], 1, eps, residual_in_fp32)
+    return norm(x, weight, bias, residual, g, call, prenorm)
+
+
+def rms_norm_gated(
+    x: Tensor, g: Tensor, weight: Tensor | None, bias: Tensor | None, activation: str = "swish",
+    residual: Tensor | None = None, prenorm: bool = False, residual_in_fp32: bool = False, eps: float = 1e-6,
+) -> Any:  # fmt: skip
+    call = _call(True, _GATES[activation], 1, eps, residual_in_fp32)
+    return norm(x, weight, bias, residual, g, call, prenorm)
+
+
+def layer_norm_swish_gate_linear(
+    x: Tensor, g: Tensor, norm_weight: Tensor | None, norm_bias: Tensor | None, linear_weight: Tensor,
+    linear_bias: Tensor | None, residual: Tensor | None = None, prenorm: bool = False,
+    residual_in_fp32: bool = False, eps: float = 1e-6,
+) -> Any:  # fmt: skip
+    call = _call(False, SWISH, 1, eps, residual_in_fp32)
+    return norm_linear(x, norm_weight, norm_bias, residual, g, linear_weight, linear_bias, call, prenorm)
+
+
+def rms_norm_swish_gate_linear(
+    x: Tensor, g: Tensor, norm_weight: Tensor | None, norm_bias: Tensor | None, linear_weight: Tensor,
+    linear_bias: Tensor | None, residual: Tensor | None = None, prenorm: bool = False,
+    residual_in_fp32: bool = False, eps: float = 1e-6,
+) -> Any:  # fmt: skip
+    call = _call(True, SWISH, 1, eps, residual_in_fp32)
+    return norm_linear(x, norm_weight, norm_bias, residual, g, linear_weight, linear_bias, call, prenorm)
+
+
+def layernorm_fn(
+    x: Tensor, weight: Tensor, bias: Tensor | None, z: Tensor | None = None, eps: float = 1e-6,
+    group_size: int | None = None, norm_before_gate: bool = True, is_rms_norm: bool = False,
+) -> Any:  # fmt: skip
+    groups = 1 if group_size is None else x.shape[-1] // group_size
+    gate = NO_GATE if z is None else SWISH if norm_before_gate else SWISH_FIRST
+    return norm(x, weight, bias, None, z, _call(is_rms_norm, gate, groups, eps), False)
+
+
+def l2norm(x: Tensor, eps: float = 1e-6, output_dtype: torch.dtype | None = None) -> Tensor:
+    return norm(x, None, None, None, None, NormCall(L2, eps=float(eps), out_dtype=output_dtype), False)
