@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fla.layers._recurrent import Mixed, RecurrentLayer
-from fla.modules._dtype import upcast
+from fla.layers._bounded import BoundedLayer
+from fla.layers._recurrent import Mixed
 from fla.modules.norm import RMSNorm
 from fla.ops._common.checks import ArgumentError
 from fla.ops.gla import chunk_gla, fused_recurrent_gla
@@ -18,7 +18,7 @@ from fla.ops.gla import chunk_gla, fused_recurrent_gla
 __all__ = ["HGRN2Attention"]
 
 
-class HGRN2Attention(RecurrentLayer):
+class HGRN2Attention(BoundedLayer):
     """Gated linear attention whose key is what its forget gate leaves over.
 
     With the decay ``f = sigmoid(f_proj(x))``, raised to ``lower_bound + (1 - lower_bound) * f`` where a bound is given,
@@ -44,7 +44,6 @@ class HGRN2Attention(RecurrentLayer):
 
     modes: ClassVar[tuple[str, ...]] = ("chunk", "fused_chunk", "fused_recurrent")
     any_mode_trains: ClassVar[bool] = True
-    silu_without_conv: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -79,20 +78,6 @@ class HGRN2Attention(RecurrentLayer):
         self.g_norm = RMSNorm(hidden_size, elementwise_affine, eps=1e-5, dtype=torch.float32)
         self.o_proj = nn.Linear(hidden_size, hidden_size, bias=False)
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        use_cache: bool | None = False,
-        output_attentions: bool | None = False,
-        lower_bound: Tensor | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, None, Any]:
-        """See :meth:`RecurrentLayer.forward`, and :meth:`mix` for ``lower_bound``."""
-        kwargs["lower_bound"] = lower_bound
-        return super().forward(hidden_states, attention_mask, past_key_values, use_cache, output_attentions, **kwargs)
-
     def mix(
         self,
         x: Tensor,
@@ -104,16 +89,9 @@ class HGRN2Attention(RecurrentLayer):
         lower_bound: Tensor | None = None,
         **kwargs: Any,
     ) -> Mixed:
-        """See :meth:`RecurrentLayer.mix`; the state is ``[N, H, V, K]`` float32.
-
-        Args:
-            lower_bound: smallest decay of every channel ``[D]``, in [0, 1).
-        """
+        """See :meth:`RecurrentLayer.mix`; the state is ``[N, H, V, K]`` float32."""
         (q, f, i), conv_state = self.project(x, "qfi", state.get("conv_state"), keep_state, cu_seqlens, **kwargs)
-        g = F.logsigmoid(upcast(f))
-        if lower_bound is not None and self.layer_idx != 0:
-            bound = upcast(lower_bound)
-            g = torch.logaddexp(bound.log(), torch.log1p(-bound) + g)
+        g = self.log_decay(f, lower_bound)
         k = -torch.expm1(g)
         q, k, v, g = (t.unflatten(-1, (self.num_heads, -1)) for t in (F.silu(q), k.to(i.dtype), i, g))
         options: dict[str, Any] = {

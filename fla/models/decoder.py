@@ -54,6 +54,17 @@ def make_mixer(family: Family, config: Any, layer_idx: int) -> nn.Module:
     )
 
 
+def rescale_residual(projection: nn.Linear, additions: int) -> None:
+    """Initialise a projection into the residual stream so that ``additions`` of its kind keep the variance.
+
+    A projection that was loaded keeps its values.
+    """
+    if not any(getattr(x, "_is_hf_initialized", False) for x in (projection, projection.weight)):
+        nn.init.kaiming_uniform_(projection.weight, a=math.sqrt(5))
+        with torch.no_grad():
+            projection.weight.div_(math.sqrt(additions))
+
+
 class Block(GradientCheckpointingLayer):
     """``h += attn(attn_norm(h)); h += mlp(mlp_norm(h))``."""
 

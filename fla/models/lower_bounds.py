@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fla.models.decoder import Block, DecoderModel
 from fla.modules._dtype import upcast
 
-__all__ = ["LowerBoundBlock", "LowerBoundModel"]
+__all__ = ["ExpandedLowerBoundModel", "LowerBoundBlock", "LowerBoundModel"]
 
 
 class LowerBoundBlock(Block):
@@ -44,7 +44,12 @@ class LowerBoundModel(DecoderModel):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         if config.use_lower_bound:
-            self.lower_bounds = nn.Parameter(torch.zeros(config.num_hidden_layers, config.hidden_size))
+            self.lower_bounds = nn.Parameter(torch.zeros(config.num_hidden_layers, self.bound_width(config)))
+
+    @staticmethod
+    def bound_width(config: Any) -> int:
+        """Channels that have a bound."""
+        return config.hidden_size
 
     def reset_parameters(self) -> None:
         """Set the bounds to zero, which spaces them evenly; bounds that were loaded keep their values."""
@@ -58,3 +63,12 @@ class LowerBoundModel(DecoderModel):
 
     # What inspect.signature shows, here and to transformers.
     forward.__wrapped__ = DecoderModel.forward  # type: ignore[attr-defined]
+
+
+class ExpandedLowerBoundModel(LowerBoundModel):
+    """A :class:`LowerBoundModel` whose mixer has ``expand_ratio`` times as many channels."""
+
+    @staticmethod
+    def bound_width(config: Any) -> int:
+        """See :meth:`LowerBoundModel.bound_width`."""
+        return config.hidden_size * config.expand_ratio
