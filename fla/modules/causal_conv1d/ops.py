@@ -23,6 +23,8 @@ __all__ = ["causal_conv1d", "causal_conv1d_update", "causal_conv1d_update_states
 
 _FACTS = CallFacts(tensors=("x",), key="x", value="x", initial_state="initial_state", state_v_first=None)
 _ACTIVATIONS = (None, "silu", "swish")
+MAX_TAPS = 4
+"""Of the Triton kernels; wider convolutions run in PyTorch."""
 
 
 class _Packing(NamedTuple):
@@ -107,7 +109,29 @@ def _check_conv(
         )
 
 
-@dispatch("modules", facts=_FACTS, validate=_check_conv)
+def _covers_conv(x: Tensor, weight: Tensor) -> tuple[bool, str | None]:
+    if x.dtype == torch.float64:
+        return False, "the Triton kernels compute in float32, float64 runs in PyTorch"
+    if weight.shape[1] > MAX_TAPS:
+        return False, f"the Triton kernels take up to {MAX_TAPS} taps, got {weight.shape[1]}"
+    return True, None
+
+
+def _conv_outputs(
+    x: Tensor, weight: Tensor, cu_seqlens: Tensor | None, output_final_state: bool
+) -> tuple[Tensor, Tensor | None]:
+    N = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    return x.new_empty(x.shape), x.new_empty(N, *weight.shape) if output_final_state else None
+
+
+@dispatch(
+    "modules",
+    facts=_FACTS,
+    validate=_check_conv,
+    outputs=_conv_outputs,
+    triton="fla.modules.causal_conv1d.entry:causal_conv1d",
+    triton_verifier=_covers_conv,
+)
 def causal_conv1d(
     x: Tensor,
     weight: Tensor | None = None,

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: MIT
+"""Triton path of the short convolution, with its gradient; same parameters as :mod:`.ops`, checked there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fla.modules.causal_conv1d import launch
+
+Grads = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+
+
+def forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, state: Tensor | None, final: bool,
+    activation: str | None, cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """``y`` like ``x`` and the final state; no autograd."""
+    rows = launch.rows_of(x)
+    call = launch.Call.make(rows, weight.shape[1], cu_seqlens)
+    weight, bias, state = _contiguous(weight), _contiguous(bias), _contiguous(state)
+    assert weight is not None
+    added = None if residual is None else launch.rows_of(residual)
+    y = launch.conv_fwd(call, rows, weight, bias, added, state, activation is not None)
+    return y.view(x.shape), launch.conv_final(call, rows, state) if final else None
+
+
+def backward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, dy: Tensor | None, dfinal: Tensor | None,
+    activation: str | None, cu_seqlens: Tensor | None, needs: tuple[bool, bool, bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """Gradients of ``x``, ``weight``, ``bias`` and the initial state, where needed."""
+    rows = launch.rows_of(x)
+    call = launch.Call.make(rows, weight.shape[1], cu_seqlens)
+    weight, bias, state = _contiguous(weight), _contiguous(bias), _contiguous(state)
+    dfinal = _contiguous(dfinal)
+    assert weight is not None
+    dy = torch.zeros_like(rows) if dy is None else launch.rows_of(dy)
+    silu = activation is not None
+    dx = dw = db = dstate = None
+    if needs[0] or needs[1] or needs[2]:
+        dx, dw, db = launch.conv_bwd(
+            call, rows, weight, bias, state, dy, dfinal, silu, needs[0], needs[1] or needs[2]
+        )  # fmt: skip
+    if needs[3] and state is not None:
+        dstate = launch.conv_state_grad(call, rows, weight, bias, state, dy, dfinal, silu)
+    return None if dx is None else dx.view(x.shape), dw if needs[1] else None, db if needs[2] else None, dstate
+
+
+def _contiguous(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
+
+
+class _Conv(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        initial_state: Tensor | None = None,
+        output_final_state: bool = False,
+        activation: str | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        ctx.save_for_backward(x, weight, bias, initial_state, cu_seqlens)
+        ctx.activation = activation
+        ctx.residual = None if residual is None else residual.dtype
+        ctx.set_materialize_grads(False)
+        return forward(x, weight, bias, residual, initial_state, output_final_state, activation, cu_seqlens)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        x, weight, bias, state, cu_seqlens = ctx.saved_tensors
+        need = ctx.needs_input_grad
+        dx, dw, db, dstate = backward(
+            x, weight, bias, state, dy, dfinal, ctx.activation, cu_seqlens, (need[0], need[1], need[2], need[4])
+        )
+        dres = dy.to(ctx.residual) if need[3] and dy is not None else None
+        return dx, dw, db, dres, dstate, None, None, None
+
+
+def causal_conv1d(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None,
+    initial_state: Tensor | None = None, output_final_state: bool = False, activation: str | None = None,
+    backend: str = "triton", cu_seqlens: Tensor | None = None, cu_seqlens_cpu: Tensor | None = None,
+    chunk_indices: Tensor | None = None, cp_context: Any = None, *, seq_idx: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    return _Conv.apply(x, weight, bias, residual, initial_state, output_final_state, activation, cu_seqlens)
+
+
+def causal_conv1d_update(
+    x: Tensor, cache: Tensor, residual: Tensor | None = None, weight: Tensor | None = None,
+    bias: Tensor | None = None, activation: str | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    assert weight is not None
+    N, D, _ = cache.shape
+    weight, bias = _contiguous(weight), _contiguous(bias)
+    assert weight is not None
+    # A cache that is a slice of a larger one is shifted in a copy and written back.
+    dense = cache.contiguous()
+    rows, added = _rows(x, N, D), None if residual is None else _rows(residual, N, D)
+    y = launch.conv_update(rows, dense, added, weight, bias, activation is not None)
+    if dense is not cache:
+        cache.copy_(dense)
+    return y.view(x.shape), cache
+
+
+def _rows(x: Tensor, N: int, D: int) -> Tensor:
+    x = x.reshape(N, D)
+    return x if x.stride(1) == 1 or D == 1 else x.contiguous()

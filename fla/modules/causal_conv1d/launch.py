@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: MIT
+"""How the convolution kernels are launched. Arguments have been checked; shapes as in :mod:`.ops`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fla.modules.causal_conv1d import kernels
+from fla.ops._common.device_index import ChunkTable, chunk_table
+from fla.ops._common.launch import Launcher, on_device
+from fla.ops._common.policy import Chip, chip_of, pow2
+
+_fwd, _bwd = Launcher(kernels.conv_fwd), Launcher(kernels.conv_bwd)
+_weight, _final = Launcher(kernels.conv_weight_grad), Launcher(kernels.conv_final)
+_state, _update = Launcher(kernels.conv_state_grad), Launcher(kernels.conv_update)
+
+
+@dataclass(frozen=True)
+class ConvPlan:
+    """``rows`` of a chunk (a multiple of four), ``block`` channels of a program and its warps."""
+
+    rows: int
+    block: int
+    warps: int
+
+
+def conv_plan(chip: Chip, rows: int, D: int, channels: int = 4) -> ConvPlan:
+    """Plan for ``rows`` tokens in all; a thread owns ``channels`` channels.
+
+    Short chunks read their edges twice as often, long ones leave multiprocessors idle: eight programs for each.
+    """
+    block = min(pow2(D, 32), 128 * channels)
+    strips = -(-D // block)
+    chunk = 16
+    while chunk < 256 and rows * strips >= 2 * chunk * 8 * chip.sms:
+        chunk *= 2
+    return ConvPlan(chunk, block, max(1, block // (32 * channels)))
+
+
+def rows_of(x: Tensor) -> Tensor:
+    """``[B, T, ...]`` as ``[B, T, D]`` whose channels lie side by side; a view where there is one."""
+    x = x.flatten(2)
+    return x if x.stride(2) == 1 or x.shape[2] == 1 else x.contiguous()
+
+
+def _vector(D: int, *strides: int) -> int:
+    for v in (8, 4, 2):
+        if not any(n % v for n in (D, *strides)):
+            return v
+    return 1
+
+
+@dataclass(frozen=True)
+class Call:
+    """What the launches of one call share."""
+
+    plan: ConvPlan
+    table: ChunkTable
+    B: int
+    T: int
+    D: int
+    W: int
+
+    @staticmethod
+    def make(x: Tensor, W: int, cu_seqlens: Tensor | None, plan: ConvPlan | None = None) -> Call:
+        B, T, D = x.shape
+        plan = plan or conv_plan(chip_of(x.device), B * T, D)
+        return Call(plan, chunk_table(B, T, plan.rows, cu_seqlens), B, T, D, W)
+
+    @property
+    def strips(self) -> int:
+        return -(-self.D // self.plan.block)
+
+    def empty(self, x: Tensor) -> Tensor:
+        # Rows that belong to no sequence must not show what was in the memory.
+        make = torch.zeros if self.table.varlen else torch.empty
+        return make(self.B, self.T, self.D, dtype=x.dtype, device=x.device)
+
+
+def conv_fwd(
+    call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, state: Tensor | None,
+    silu: bool,
+) -> Tensor:  # fmt: skip
+    """``y`` ``[B, T, D]``."""
+    y, t, p = call.empty(x), call.table, call.plan
+    res = x if residual is None else residual
+    strides = (x.stride(0), x.stride(1), res.stride(0), res.stride(1))
+    v = _vector(call.D, *strides)
+    with on_device(x):
+        _fwd(
+            t.chunks * call.strips,
+            (x, weight, x if bias is None else bias, res, x if state is None else state, y,
+             x if t.rows is None else t.rows, x if t.cu is None else t.cu, call.T, t.per_sequence, p.rows,
+             call.D // v, *(s // v for s in strides)),
+            {"W": call.W, "VEC": v, "BD": p.block, "SILU": silu, "HAS_BIAS": bias is not None,
+             "HAS_RES": residual is not None, "HAS_STATE": state is not None, "VARLEN": t.varlen},
+            {"num_warps": p.warps},
+            (x, weight, bias, residual, state, t.cu),
+        )  # fmt: skip
+    return y
+
+
+def conv_bwd(
+    call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, dy: Tensor,
+    dfinal: Tensor | None, silu: bool, need_x: bool, need_w: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """``dx``, ``dweight`` and ``dbias``."""
+    t, p, D, W = call.table, call.plan, call.D, call.W
+    dx = call.empty(x) if need_x else None
+    part = torch.empty(t.chunks, W + 1, D, dtype=torch.float32, device=x.device) if need_w else None
+    strides = (x.stride(0), x.stride(1), dy.stride(0), dy.stride(1))
+    v = _vector(D, *strides)
+    with on_device(x):
+        _bwd(
+            t.chunks * call.strips,
+            (x, weight, x if bias is None else bias, x if state is None else state, dy,
+             x if dfinal is None else dfinal, x if dx is None else dx, x if part is None else part,
+             x if t.rows is None else t.rows, x if t.cu is None else t.cu, call.T, t.per_sequence, p.rows,
+             D // v, *(s // v for s in strides)),
+            {"W": W, "VEC": v, "BD": p.block, "SILU": silu, "HAS_BIAS": bias is not None,
+             "HAS_STATE": state is not None, "HAS_DFINAL": dfinal is not None, "NEED_X": need_x, "NEED_W": need_w,
+             "VARLEN": t.varlen},
+            {"num_warps": p.warps},
+            (x, weight, bias, state, dy, dfinal, t.cu),
+        )  # fmt: skip
+        if part is None:
+            return dx, None, None
+        dw = torch.empty(D, W, dtype=weight.dtype, device=x.device)
+        db = None if bias is None else torch.empty_like(bias)
+        block = min(128, pow2(D))
+        _weight(
+            (W + (db is not None)) * -(-D // block),
+            (part, dw, dw if db is None else db, t.chunks, D),
+            {"W": W, "BM": 16, "BD": block, "HAS_BIAS": db is not None},
+            {"num_warps": 4},
+        )
+    return dx, dw, db
+
+
+def conv_final(call: Call, x: Tensor, state: Tensor | None) -> Tensor:
+    """The last `W` inputs ``[N, D, W]``."""
+    t, D = call.table, call.D
+    final = torch.empty(t.sequences, D, call.W, dtype=x.dtype, device=x.device)
+    block = min(256, pow2(D))
+    with on_device(x):
+        _final(
+            t.sequences * -(-D // block),
+            (x, x if state is None else state, final, x if t.cu is None else t.cu, call.T, D, x.stride(0), x.stride(1)),
+            {"W": call.W, "BD": block, "HAS_STATE": state is not None, "VARLEN": t.varlen},
+            {"num_warps": 2},
+            (x, state, t.cu),
+        )
+    return final
+
+
+def conv_state_grad(
+    call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, dy: Tensor, dfinal: Tensor | None,
+    silu: bool,
+) -> Tensor:  # fmt: skip
+    """Gradient of the initial state ``[N, D, W]``."""
+    t, D = call.table, call.D
+    dstate = torch.empty_like(state)
+    block = min(256, pow2(D))
+    with on_device(x):
+        _state(
+            t.sequences * -(-D // block),
+            (x, weight, x if bias is None else bias, state, dy, x if dfinal is None else dfinal, dstate,
+             x if t.cu is None else t.cu, call.T, D, x.stride(0), x.stride(1), dy.stride(0), dy.stride(1)),
+            {"W": call.W, "BD": block, "SILU": silu, "HAS_BIAS": bias is not None, "HAS_DFINAL": dfinal is not None,
+             "VARLEN": t.varlen},
+            {"num_warps": 2},
+            (x, weight, bias, state, dy, dfinal, t.cu),
+        )  # fmt: skip
+    return dstate
+
+
+def conv_update(
+    x: Tensor, cache: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, silu: bool
+) -> Tensor:
+    """``y`` ``[N, D]`` for ``x`` ``[N, D]``; ``cache`` ``[N, D, W]``, contiguous, is shifted in place."""
+    N, D = x.shape
+    y = torch.empty(N, D, dtype=x.dtype, device=x.device)
+    block = min(256, pow2(D))
+    with on_device(x):
+        _update(
+            N * -(-D // block),
+            (x, cache, x if residual is None else residual, weight, x if bias is None else bias, y, D, x.stride(0),
+             0 if residual is None else residual.stride(0)),
+            {"W": cache.shape[2], "BD": block, "SILU": silu, "HAS_BIAS": bias is not None,
+             "HAS_RES": residual is not None},
+            {"num_warps": 2},
+            (x, cache, residual, weight, bias),
+        )  # fmt: skip
+    return y
