@@ -150,7 +150,7 @@ class Attention(nn.Module):
         elif cu_seqlens is not None:
             o = packed_attention(q, k, v, cu_seqlens, None, self.window_size, kwargs.get("cu_seqlens_cpu"))
         else:
-            o = dense_attention(q, *keys, self.window_size, valid)
+            o = dense_attention(q, keys[0], keys[1], self.window_size, valid)
         o = self.o_proj(o.flatten(-2))
         if use_cache:
             update_layer_cache(
@@ -162,7 +162,7 @@ class Attention(nn.Module):
             )
         if indices is not None:
             o = pad_input(o[0], indices, batch, length)
-        return o.view(batch, length, -1), None, past_key_values
+        return o.view(batch, length, self.hidden_size), None, past_key_values
 
     def _project(
         self, x: Tensor, offset: int | Tensor, cu_seqlens: Tensor | None, max_seqlen: int
