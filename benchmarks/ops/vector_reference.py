@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""KDA token by token in float64, and inputs for its checks: shared by the tests and the device checks."""
+"""KDA and GDN-2 token by token in float64, and inputs for their checks: shared by the tests and the device checks."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ def make_inputs(
     normed: bool = False,
     sequences: int | None = None,
     v_first: bool = False,
+    channels: bool = False,
     device: str | torch.device = "cpu",
     seed: int = 0,
 ) -> Inputs:
     """Tensors of a call. ``gate``: "ready" (log decays in [-5, 0]), "bound", "weak", "extreme" (-1000 too) or "raw".
 
-    ``normed``: keys have length 1 already. ``sequences``: initial states for so many sequences.
+    ``normed``: keys have length 1 already. ``sequences``: initial states for so many sequences. ``channels``: erase and
+    write gates ``b`` and ``w`` per channel, as GDN-2 has, instead of ``beta``.
     """
     gen = torch.Generator(device=device).manual_seed(seed)
     rand = lambda *s: torch.randn(*s, generator=gen, device=device)
@@ -64,6 +66,10 @@ def make_inputs(
         x["dt_bias"] = rand(HV * K) * 0.5
     if sequences is not None:
         x["initial_state"] = rand(sequences, HV, *((V, K) if v_first else (K, V)))
+    if channels:
+        del x["beta"]
+        x["b"], x["w"] = rand(B, T, HV, K).sigmoid().to(dtype), rand(B, T, HV, V).sigmoid().to(dtype)
+        x["b"][:, ::8] = 0
     return x
 
 
@@ -72,11 +78,13 @@ def recurrence(
     k: Tensor,
     v: Tensor,
     g: Tensor,
-    beta: Tensor,
+    beta: Tensor | None = None,
     A_log: Tensor | None = None,
     dt_bias: Tensor | None = None,
     initial_state: Tensor | None = None,
     *,
+    b: Tensor | None = None,
+    w: Tensor | None = None,
     scale: float | None = None,
     norm: bool = True,
     raw: bool = False,
@@ -85,7 +93,8 @@ def recurrence(
     v_first: bool = False,
     cu: list[int] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Outputs and final states. ``raw``: ``g`` goes through the gate; ``sigmoid`` 0: beta as given, else its factor."""
+    """Outputs and final states. ``raw``: ``g`` goes through the gate; ``sigmoid`` 0: beta as given, else its factor;
+    ``b`` and ``w`` in place of beta."""
     B, T, H, K = q.shape
     HV = v.shape[2]
     if norm:
@@ -96,8 +105,10 @@ def recurrence(
         z = g if dt_bias is None else g + dt_bias.view(HV, K)
         rate: Any = 1.0 if A_log is None else A_log.view(HV, 1).exp()
         g = -rate * F.softplus(z) if lower is None else lower * torch.sigmoid(rate * z)
-    if sigmoid:
+    if sigmoid and beta is not None:
         beta = sigmoid * torch.sigmoid(beta)
+    erase = beta[..., None] if b is None else b
+    gain = beta[..., None] if w is None else w
     parts = [(slice(None), 0, T)] if cu is None else [(slice(0, 1), a, b) for a, b in itertools.pairwise(cu)]
     decay, outs, finals = g.exp(), [], []
     for n, (row, start, stop) in enumerate(parts):
@@ -109,7 +120,8 @@ def recurrence(
         o = [v.new_zeros(S.shape[0], 0, HV, v.shape[3])]
         for t in range(start, stop):
             S = S * decay[row, t][..., None]
-            u = beta[row, t][..., None] * (v[row, t] - (k[row, t][..., None, :] @ S)[..., 0, :])
+            read = erase[row, t] * k[row, t]
+            u = gain[row, t] * v[row, t] - (read[..., None, :] @ S)[..., 0, :]
             S = S + k[row, t][..., None] * u[..., None, :]
             o.append(q[row, t][..., None, :] @ S)
             o[-1] = o[-1].transpose(1, 2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""KDA on Triton: from the public op's arguments to the vector-decay engine."""
+"""KDA and GDN-2 on Triton: from the public ops' arguments to the vector-decay engine."""
 
 from __future__ import annotations
 
@@ -35,6 +35,73 @@ def _chunk_states(work: Work, states: Tensor, chunk_size: int, cu_seqlens_cpu: T
     return (x if v_first else x.transpose(-1, -2)).contiguous()
 
 
+def chunk_vector(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    final: bool = False,
+    *,
+    norm: bool = False,
+    gate_in_kernel: bool = False,
+    beta_mode: int = 0,
+    safe_gate: bool = False,
+    lower_bound: float | None = None,
+    keep: bool = False,
+    chunk_states: int = 0,
+    v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    uncovered: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
+    """Outputs and final states of a rule with a decay per key channel, differentiable in every tensor.
+
+    ``beta`` is `[B, T, HV]`, or `[B, T, HV, K]`: then it multiplies the read key alone, and ``v`` is what is written.
+    ``beta_mode`` as ``VectorCall.beta``. ``chunk_states`` not 0: also the states before chunks of so many tokens.
+
+    ``safe_gate`` with a ready ``g`` takes the promise that decays lie in [-5, 0): stronger ones are cut just below -5.
+    A gate bounded by ``lower_bound >= -5`` takes the same kernels by itself; every other gate is exact at any strength.
+    """
+    gate = 0 if not gate_in_kernel else (1 if lower_bound is None else 2)
+    call = VectorCall(
+        scale=q.shape[-1] ** -0.5 if scale is None else float(scale),
+        gate=gate,
+        lower=0.0 if lower_bound is None else float(lower_bound),
+        beta=beta_mode,
+        norm=norm,
+        exact=not bounded_gate(gate_in_kernel, safe_gate, lower_bound),
+        v_first=v_first,
+        uncovered=uncovered,
+        keep=keep,
+    )
+    q, k, v, g, beta = (x.contiguous() for x in (q, k, v, g, beta))
+    if gate == 0:
+        A_log = dt_bias = None
+    A_log, dt_bias, initial_state, cu_seqlens = (
+        None if x is None else x.contiguous() for x in (A_log, dt_bias, initial_state, cu_seqlens)
+    )
+    inputs = (q, k, v, g, beta, A_log, dt_bias, initial_state)
+    with on_device(q):
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
+            return VectorDelta.apply(*inputs, cu_seqlens, call, final)
+        work = Work(call, *inputs[:-1], cu_seqlens)
+        work.prep(train=False)
+        o = work.like(v)
+        ht = work.final_state() if final else None
+        if not chunk_states:
+            work.scan(initial_state, o=o, ht=ht)
+            return o, ht
+        per = 64 // chunk_states
+        states = work.new(work.tiles_n * per * work.plan.vp, work.plan.kp)
+        work.scan(initial_state, o=o, ht=ht, states=states, save=per)
+        return o, ht, _chunk_states(work, states, chunk_states, cu_seqlens_cpu, v_first)
+
+
 def chunk_kda(
     q: Tensor,
     k: Tensor,
@@ -63,42 +130,77 @@ def chunk_kda(
     dt_bias: Tensor | None = None,
     chunk_size: int = 64,
 ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
-    """`fla.ops.kda.chunk_kda` in Triton; arguments are validated there.
-
-    ``safe_gate`` with a ready ``g`` takes the promise that decays lie in [-5, 0): stronger ones are cut just below -5.
-    A gate bounded by ``lower_bound >= -5`` takes the same kernels by itself; every other gate is exact at any strength.
-    """
-    gate = 0 if not use_gate_in_kernel else (1 if lower_bound is None else 2)
-    lower = 0.0 if lower_bound is None else float(lower_bound)
-    call = VectorCall(
-        scale=q.shape[-1] ** -0.5 if scale is None else float(scale),
-        gate=gate,
-        lower=lower,
-        beta=(2 if allow_neg_eigval else 1) if use_beta_sigmoid_in_kernel else 0,
+    """`fla.ops.kda.chunk_kda` in Triton; arguments are validated there."""
+    return chunk_vector(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        scale,
+        initial_state,
+        output_final_state,
         norm=use_qk_l2norm_in_kernel,
-        exact=not bounded_gate(use_gate_in_kernel, safe_gate, lower_bound),
-        v_first=state_v_first,
-        uncovered=use_graph,
+        gate_in_kernel=use_gate_in_kernel,
+        beta_mode=(2 if allow_neg_eigval else 1) if use_beta_sigmoid_in_kernel else 0,
+        safe_gate=safe_gate,
+        lower_bound=lower_bound,
         keep=disable_recompute,
+        chunk_states=chunk_size if return_intermediate_states else 0,
+        v_first=state_v_first,
+        cu_seqlens=cu_seqlens,
+        cu_seqlens_cpu=cu_seqlens_cpu,
+        uncovered=use_graph,
+        A_log=A_log,
+        dt_bias=dt_bias,
     )
-    q, k, v, g, beta = (x.contiguous() for x in (q, k, v, g, beta))
-    if gate == 0:
-        A_log = dt_bias = None
-    A_log, dt_bias, initial_state, cu_seqlens = (
-        None if x is None else x.contiguous() for x in (A_log, dt_bias, initial_state, cu_seqlens)
+
+
+def chunk_gdn2(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    b: Tensor,
+    w: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    safe_gate: bool = False,
+    lower_bound: float | None = None,
+    disable_recompute: bool = False,
+    return_intermediate_states: bool = False,
+    state_v_first: bool = False,
+    cp_context: object | None = None,
+    *,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    chunk_size: int = 64,
+) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
+    """`fla.ops.gdn2.chunk_gdn2` in Triton; arguments are validated there. What is written, ``w v``, is one product in
+    PyTorch, whose backward also is that of both factors."""
+    return chunk_vector(
+        q,
+        k,
+        (w * v).to(v.dtype),
+        g,
+        b,
+        scale,
+        initial_state,
+        output_final_state,
+        norm=use_qk_l2norm_in_kernel,
+        gate_in_kernel=use_gate_in_kernel,
+        safe_gate=safe_gate,
+        lower_bound=lower_bound,
+        keep=disable_recompute,
+        chunk_states=chunk_size if return_intermediate_states else 0,
+        v_first=state_v_first,
+        cu_seqlens=cu_seqlens,
+        cu_seqlens_cpu=cu_seqlens_cpu,
+        A_log=A_log,
+        dt_bias=dt_bias,
     )
-    inputs = (q, k, v, g, beta, A_log, dt_bias, initial_state)
-    with on_device(q):
-        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
-            return VectorDelta.apply(*inputs, cu_seqlens, call, output_final_state)
-        work = Work(call, *inputs[:-1], cu_seqlens)
-        work.prep(train=False)
-        o = work.like(v)
-        ht = work.final_state() if output_final_state else None
-        if not return_intermediate_states:
-            work.scan(initial_state, o=o, ht=ht)
-            return o, ht
-        per = 64 // chunk_size
-        states = work.new(work.tiles_n * per * work.plan.vp, work.plan.kp)
-        work.scan(initial_state, o=o, ht=ht, states=states, save=per)
-        return o, ht, _chunk_states(work, states, chunk_size, cu_seqlens_cpu, state_v_first)

@@ -97,6 +97,9 @@ class Work:
         self.ragged = self.table.varlen or self.T % 64 != 0
         p = self.plan
         self.gtma = p.tma and g.element_size() == 2 and aligned(g)
+        # A strength per key channel multiplies the read key alone; the value's has been multiplied in.
+        self.erase = beta.dim() == 4
+        self.btma = self.erase and p.tma and beta.element_size() == 2 and aligned(beta)
         # bf16 decays are summed as they are, without rounding
         self.raw = call.gate == 0 and g.dtype == torch.bfloat16 and p.gscore == "bf16"
         self.index = (self.table.cu, self.table.offsets)
@@ -116,6 +119,8 @@ class Work:
             "NORM": call.norm,
             "EXACT": call.exact,
             "GTMA": self.gtma,
+            "ERASE": self.erase,
+            "BTMA": self.btma,
         }
 
     def new(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -149,7 +154,8 @@ class Work:
         run_prep(
             self.H * self.table.chunks,
             (
-                self.beta,
+                self.decay,
+                rows_of(self.beta, (64, p.kb), self.btma),
                 self.rows(self.q, 64, p.kb),
                 self.rows(self.k, 64, p.kb),
                 rows_of(self.g, (64, p.kb), self.gtma),
@@ -159,7 +165,6 @@ class Work:
                 one_matrices(ONES_TYPES[gprec], self.q.device),
                 self.mat(self.tiles, 64, p.kb),
                 self.mat(self.mats, 64, 32),
-                self.decay,
                 self.norms,
                 self.T,
                 self.table.per_sequence,
@@ -338,7 +343,10 @@ class Work:
         dk = self.like(self.g, dtype=wide)
         dg = self.like(self.g)
         make = torch.zeros if self.call.uncovered else torch.empty
-        db = make(groups, B * T, H, dtype=torch.float32, device=self.q.device)
+        if self.erase:
+            db = self.like(self.beta)
+        else:
+            db = make(groups, B * T, H, dtype=torch.float32, device=self.q.device)
         da = self.new(groups * chunks, H, dtype=torch.float32) if self.gates["RATE"] else None
         dbias = self.new(chunks, H, K, dtype=torch.float32) if self.gates["BIAS"] else None
         tma = p.grad_tma
@@ -375,6 +383,7 @@ class Work:
                     "VARLEN": self.table.varlen,
                     "ROWS": self.ragged,
                     "TMA": tma,
+                    "ERASE": self.erase,
                 },
                 p.scores.options(self.chip),
                 given=(self.v, self.beta, do),
@@ -382,7 +391,8 @@ class Work:
             run_grad(
                 groups * H * chunks,
                 (
-                    self.beta,
+                    self.decay,
+                    rows_of(self.beta, (32, p.gkb), tma and self.btma),
                     rows_of(self.q, (32, p.gkb), tma),
                     rows_of(self.k, (32, p.gkb), tma),
                     rows_of(self.g, (32, p.gkb), tma and self.gtma),
@@ -393,7 +403,6 @@ class Work:
                     matrix_of(exits, (p.vb, p.gkb), tma),
                     matrix_of(scores, (32, 32), tma),
                     vecs,
-                    self.decay,
                     self.norms,
                     one_matrices(torch.bfloat16 if p.gscore == "bf16" else torch.float32, self.q.device),
                     self.a_log,
@@ -426,6 +435,7 @@ class Work:
                     **self.common,
                     "TMA": tma,
                     "GTMA": tma and self.gtma,
+                    "BTMA": tma and self.btma,
                 },
                 p.grad.options(self.chip),
                 given=(self.q, self.g, self.beta, do, self.a_log, self.dt_bias, dq),
@@ -433,7 +443,7 @@ class Work:
         if group > 1:
             dq = dq.view(B, T, self.HK, group, K).sum(3)
             dk = dk.view(B, T, self.HK, group, K).sum(3)
-        dbeta = (db[0] if groups == 1 else db.sum(0)).view(B, T, H)
+        dbeta = db if self.erase else (db[0] if groups == 1 else db.sum(0)).view(B, T, H)
         return (
             dq.to(self.q.dtype),
             dk.to(self.k.dtype),

@@ -16,7 +16,7 @@ import itertools
 from vector_reference import make_inputs, ratio, with_gradients
 
 from fla.ops._delta import vector_work
-from fla.ops._delta.vector_entry import chunk_kda
+from fla.ops._delta.vector_entry import chunk_gdn2, chunk_kda
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +29,12 @@ def poisoned(monkeypatch):
 
 
 def call(y, *, norm=True, raw=False, lower=None, sigmoid=0.0, v_first=False, cu=None, safe=False, keep=False, **more):
+    if "b" in y:
+        return chunk_gdn2(
+            y["q"], y["k"], y["v"], y["g"], y["b"], y["w"], None, y.get("initial_state"), True, norm, raw,
+            None if cu is None else torch.tensor(cu), None, safe, lower, keep, more.pop("states", False), v_first,
+            A_log=y.get("A_log"), dt_bias=y.get("dt_bias"), **more,
+        )  # fmt: skip
     return chunk_kda(
         y["q"], y["k"], y["v"], y["g"], y["beta"], None, y.get("initial_state"), True, norm, raw, bool(sigmoid),
         sigmoid == 2.0, safe, lower, keep, more.pop("states", False), v_first, None if cu is None else torch.tensor(cu),
@@ -175,3 +181,44 @@ def test_zeros_and_no_initial_state_agree():
     gb = torch.autograd.grad(call(b, safe=True)[0].sum(), list(b.values()))
     assert all(torch.equal(p, r) for p, r in zip(ga, gb, strict=False))
     assert ga[3][:, 0].abs().max() < 1e-6 * ga[3].abs().max()
+
+
+@pytest.mark.parametrize("safe", [False, True])
+def test_erase_and_write_gates_per_channel(safe):
+    check(run(make_inputs(T=70, H=1, HV=2, K=20, V=24, channels=True, sequences=1), safe=safe))
+
+
+def test_erase_gates_with_the_gate_in_kernel_and_packed_sequences():
+    x = make_inputs(T=100, H=2, gate="raw", channels=True, sequences=4, v_first=True)
+    check(run(x, raw=True, cu=[0, 30, 30, 34, 100], v_first=True))
+    check(run(make_inputs(T=64, gate="raw", channels=True), raw=True, lower=-5.0))
+
+
+def test_erase_gates_with_normed_keys_kept_states_and_blocks_of_channels(monkeypatch):
+    check(run(make_inputs(T=64, normed=True, channels=True), norm=False, safe=True, keep=True))
+    change = {"kb": 16, "gkb": 16, "vb": 16, "bv": 16, "bv_bwd": 16}
+    check(run(make_inputs(T=40, K=32, channels=True), monkeypatch, change))
+
+
+@pytest.mark.parametrize("safe", [False, True])
+def test_erase_gates_in_half_precision_and_through_descriptors(safe, monkeypatch):
+    x = make_inputs(T=64, K=32, dtype=torch.float16, channels=True)
+    check(run(x, monkeypatch, {"tma": True, "grad_tma": True}, safe=safe), 2e-3)
+
+
+def test_equal_gates_in_all_channels_are_kimi_delta_attention():
+    x = make_inputs(T=70, sequences=1)
+    y = {n: t for n, t in x.items() if n != "beta"}
+    y["b"], y["w"] = x["beta"][..., None].expand(1, 70, 1, 16), x["beta"][..., None].expand(1, 70, 1, 16)
+    for a, b in zip(call(x), call(y), strict=True):
+        assert ratio(a, b) < 1e-6
+
+
+def test_erase_gates_also_return_states_before_chunks():
+    x = make_inputs(T=100, channels=True)
+    with torch.no_grad():
+        _, ht, h = call(x, states=True)
+        assert h.shape == (1, 2, 1, 16, 16)
+        half = {n: t[:, :64] for n, t in x.items()}
+        assert ratio(h[:, 1], call(half)[1]) < 1e-5
+        assert ht.shape == (1, 1, 16, 16)

@@ -56,6 +56,7 @@ def vector_scores(
     VARLEN: tl.constexpr,
     ROWS: tl.constexpr,
     TMA: tl.constexpr,
+    ERASE: tl.constexpr,
 ):
     """Gradients of the score matrices, one program per (head, 32 tokens).
 
@@ -65,7 +66,7 @@ def vector_scores(
             factors near 2^-116 stay inside fp32's range whatever the scale of the loss
         vecs [w, 5, 32]: ``o . dO / |q|^2`` and ``k . dk / |k|^2`` (what the L2-norm backward subtracts), ``y . v``, the
             diagonal of dA in units, the unit. ``q . dq = o . dO`` and ``k . dk = 2 y . V - beta y . v`` hold because
-            both appear linearly.
+            both appear linearly. With ERASE the write strength is 1, and ``v`` what is written.
     """
     h = tl.program_id(0) % H
     ic = tl.program_id(0) // H
@@ -104,8 +105,11 @@ def vector_scores(
         dA = tl.dot(dot, vT, dA, input_precision=PREC)
         F = tl.dot(tl.trans(yT), vT, F, input_precision=PREC)
         YV = tl.dot(tl.trans(yT), tl.trans(vt), YV, input_precision=PREC)
-    at = (row + r).to(tl.int64) * H + h
-    bv = write_rate(tl.load(beta + at, mask=r < n, other=0.0), BETA)
+    if ERASE:
+        bv = tl.zeros((32,), tl.float32) + 1.0
+    else:
+        at = (row + r).to(tl.int64) * H + h
+        bv = write_rate(tl.load(beta + at, mask=r < n, other=0.0), BETA)
     if ROWS:
         bv = tl.where(r < n, bv, 0.0)
     yV = tl.sum(tl.where(i == j, F, 0.0), 1)
@@ -158,6 +162,7 @@ def level_terms(
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "GROUP", "ROWSALL"])
 def vector_grad(
+    decay,
     beta,
     q,
     k,
@@ -169,7 +174,6 @@ def vector_grad(
     exits,
     scores,
     vecs,
-    decay,
     norms,
     ones,
     a_log,
@@ -211,10 +215,13 @@ def vector_grad(
     OTMA: tl.constexpr,
     DGTMA: tl.constexpr,
     RAW: tl.constexpr,
+    ERASE: tl.constexpr,
+    BTMA: tl.constexpr,
 ):
     """One program per (KB channels, head, 32 tokens), after `vector_scores`.
 
     dq, dk: [rows, H, K] (per value head); dg: gradient of ``g``; db: [groups, rows, H] fp32 parts of ``dbeta``;
+    (ERASE: [rows, H, K] in the dtype of ``beta``, which is of that shape and multiplies the read key alone);
     da: [groups, 2 NT, H] and dbias: [2 NT, H, K] fp32 parts of the gate's parameter gradients.
     """
     NG: tl.constexpr = KP // KB
@@ -264,17 +271,21 @@ def vector_grad(
         dot = load_tile(do, row, n, h * V, V, H * V, 32, VB, TMA, RD, VC)
         St = load_tile(states, w2 * VP, VB, c0, KP, KP, VB, KB, TMA, False, False)
         Xt = load_tile(exits, w2 * VP, VB, c0, KP, KP, VB, KB, TMA, False, False)
-    bv = write_rate(tl.load(beta + at, mask=r < n, other=0.0), BETA)
-    if ROWS:
-        bv = tl.where(r < n, bv, 0.0)
-    bt = bv[None, :]
+    if ERASE:
+        bt = tl.trans(load_tile(beta, row, n, h * K + c0, K - c0, H * K, 32, KB, BTMA, ROWS, KC)).to(tl.float32)
+    else:
+        bv = write_rate(tl.load(beta + at, mask=r < n, other=0.0), BETA)
+        if ROWS:
+            bv = tl.where(r < n, bv, 0.0)
+        bt = bv[None, :]
     rq = tl.zeros((32,), tl.float32) + 1.0
     rk = rq
     if NORM:
         rq = tl.load(norms + wn + r)
         rk = tl.load(norms + wn + 64 + r)
     rq = rq * scale
-    dbv = tl.load(vp + 64 + r) * tl.where(sg == 0, 1.0, 0.0)
+    if not ERASE:
+        dbv = tl.load(vp + 64 + r) * tl.where(sg == 0, 1.0, 0.0)
     rate = 1.0
     if RATE:
         rate = tl.exp(tl.load(a_log + h).to(tl.float32))
@@ -371,7 +382,11 @@ def vector_grad(
         p = tl.dot(kr, F, p, input_precision=PREC)
         hp -= kc.to(tl.float32) * p
         xw += Ei * p
-    dbv += tl.sum(kf * xr, 0) * (rk * unit)
+    if ERASE:
+        xb = tl.trans((kf * xr) * (rk * unit)[None, :]).to(db.dtype.element_ty)
+        store_tile(db, xb, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
+    else:
+        dbv += tl.sum(kf * xr, 0) * (rk * unit)
     xk = (xr * bt + xw) * (rk * unit)[None, :]
     if NORM:
         xk -= kf * tl.load(vp + 32 + r)[None, :]
@@ -399,6 +414,7 @@ def vector_grad(
     else:
         xg = tl.trans(xg).to(dg.dtype.element_ty)
         store_tile(dg, xg, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
-    if BETA > 0:
-        dbv = dbv * bv * (1.0 - bv / BETA)
-    tl.store(db + (sg.to(tl.int64) * ROWSALL) * H + at, dbv, mask=r < n)
+    if not ERASE:
+        if BETA > 0:
+            dbv = dbv * bv * (1.0 - bv / BETA)
+        tl.store(db + (sg.to(tl.int64) * ROWSALL) * H + at, dbv, mask=r < n)

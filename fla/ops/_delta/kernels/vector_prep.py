@@ -23,6 +23,7 @@ from fla.ops._delta.kernels.vector_math import (
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "GROUP"])
 def vector_prep(
+    decay,
     beta,
     q,
     k,
@@ -33,7 +34,6 @@ def vector_prep(
     ones,
     tiles,
     mats,
-    decay,
     norms,
     T,
     NT,
@@ -60,6 +60,8 @@ def vector_prep(
     ROWS: tl.constexpr,
     TMA: tl.constexpr,
     GTMA: tl.constexpr,
+    ERASE: tl.constexpr,
+    BTMA: tl.constexpr,
 ):
     """One program per (64 tokens, value head): two chunks of 32, so that every product has 64 rows.
 
@@ -67,7 +69,7 @@ def vector_prep(
         tiles [w, 3, 64, KP]: ``k e^G``, ``k e^(G_L - G)``, ``scale q e^G`` (normed; G counts from the chunk of 32)
         mats [w, 2 or 3, 64, 32]: ``T diag(beta)``, ``A_qk`` and, for training, ``T = (I + L)^-1``
         decay [w, 2, KP]: ``e^(G_L)``;  norms [w, 2, 64] (training): 1 / |q|, 1 / |k|
-    Rows past the sequence are written as 0.
+    Rows past the sequence are written as 0. ERASE: ``beta`` is [rows, H, K] and multiplies the read key alone.
     """
     h = tl.program_id(0) % H
     it = tl.program_id(0) // H
@@ -127,15 +129,19 @@ def vector_prep(
             rk = tl.rsqrt(tl.sum(kn * kn, 1) + NORM_EPS)
         if NORM:
             kn = kn * rk[:, None]
+        kb = kn
+        if ERASE:
+            be = load_tile(beta, row, n, h * K + c0, K - c0, H * K, 64, KB, BTMA, ROWS, COLS)
+            kb = kn * be.to(tl.float32)
         ku = kn * ex2(token_sum(one_matrix(ones, 1, 64), gs, GPREC))
         store_tile(tiles, ku.to(DT), w * 192 + 64, 64, c0, KP, KP, 64, KB, TMA, False, False)
         G = token_sum(one_matrix(ones, 0, 64), gs, GPREC)
         if EXACT:
             E = ex2(G)
-            kd = kn * E
+            kd = kb * E
         else:
             E = ex2(G + SHIFT)
-            kr = kn * E
+            kr = kb * E
             kc = (kn * ex2((G + SHIFT) * -1.0)).to(SD)
             Pk = tl.dot(kr.to(SD), tl.trans(kc), Pk, input_precision=PREC)
             kd = kr * UNSHIFT
@@ -156,7 +162,11 @@ def vector_prep(
                 f = ex2(token_sum(one_matrix(ones, 3 + lv, 64), gs, GPREC))
                 kk_ = (kn * f).to(SD)
                 pairs = level_pairs(half, 64)
-                Pk += tl.where(pairs, tl.dot(kk_, tl.trans(kk_), input_precision=PREC), 0.0)
+                if ERASE:
+                    ke = (kb * f).to(SD)
+                else:
+                    ke = kk_
+                Pk += tl.where(pairs, tl.dot(ke, tl.trans(kk_), input_precision=PREC), 0.0)
                 Pq += tl.where(pairs, tl.dot((qn * f).to(SD), tl.trans(kk_), input_precision=PREC), 0.0)
         else:
             Pq = tl.dot(qr.to(SD), tl.trans(kc), Pq, input_precision=PREC)
@@ -165,11 +175,14 @@ def vector_prep(
         Pq = tl.where(i == j, diag[:, None], Pq)
     m0 = w * (64 * NM)
     store_tile(mats, diag32(tl.where(tri, Pq, 0.0)).to(DT), m0 + 64, 64, 0, 32, 32, 64, 32, TMA, False, False)
-    at = (row + r).to(tl.int64) * H + h
-    bt = write_rate(tl.load(beta + at, mask=r < n, other=0.0), BETA)
-    if ROWS:
-        bt = tl.where(r < n, bt, 0.0)
-    L = tl.where((i > j) & same, Pk * bt[:, None], 0.0)
+    if ERASE:
+        L = tl.where((i > j) & same, Pk, 0.0)
+    else:
+        at = (row + r).to(tl.int64) * H + h
+        bt = write_rate(tl.load(beta + at, mask=r < n, other=0.0), BETA)
+        if ROWS:
+            bt = tl.where(r < n, bt, 0.0)
+        L = tl.where((i > j) & same, Pk * bt[:, None], 0.0)
     X = tri_inv(L, 64, IPREC, 32)
     if TRAIN:
         store_tile(mats, diag32(X).to(DT), m0 + 128, 64, 0, 32, 32, 64, 32, TMA, False, False)
@@ -177,4 +190,8 @@ def vector_prep(
         if NORM:
             tl.store(np, rq)
             tl.store(np + 64, rk)
-    store_tile(mats, diag32(X * bt[None, :]).to(DT), m0, 64, 0, 32, 32, 64, 32, TMA, False, False)
+    if ERASE:
+        Xb = X
+    else:
+        Xb = X * bt[None, :]
+    store_tile(mats, diag32(Xb).to(DT), m0, 64, 0, 32, 32, 64, 32, TMA, False, False)
