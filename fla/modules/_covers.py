@@ -36,3 +36,13 @@ def covers_one(x: Tensor) -> Answer:
 def covers_two(x: Tensor, y: Tensor) -> Answer:
     """Verifier of functions of two tensors."""
     return covers_plain(x, y)
+
+
+def covers_linear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Answer:
+    """Verifier of functions of two tensors followed by a linear layer."""
+    return covers_plain(x, y, weight, bias)
+
+
+def covers_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Answer:
+    """Verifier of the rotary embedding."""
+    return covers_plain(x, cos, sin)

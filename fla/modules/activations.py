@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fla.backends import dispatch
+from fla.modules._covers import covers_linear, covers_one, covers_two
 from fla.modules._dtype import autocast_dtype, upcast
 from fla.modules._facts import ROWS
 from fla.ops._common.checks import ArgumentError
@@ -39,37 +40,37 @@ def _pointwise(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return f(upcast(x)).to(x.dtype)
 
 
-@dispatch("modules", facts=ROWS)
+@dispatch("modules", facts=ROWS, triton="fla.modules._pointwise.entry:sigmoid", triton_verifier=covers_one)
 def sigmoid(x: Tensor) -> Tensor:
     """``1 / (1 + exp(-x))``, any shape."""
     return _pointwise(torch.sigmoid, x)
 
 
-@dispatch("modules", facts=ROWS)
+@dispatch("modules", facts=ROWS, triton="fla.modules._pointwise.entry:logsigmoid", triton_verifier=covers_one)
 def logsigmoid(x: Tensor, temperature: float = 1.0) -> Tensor:
     """``log(sigmoid(x)) / temperature``, any shape."""
     return _pointwise(lambda u: F.logsigmoid(u) / temperature, x)
 
 
-@dispatch("modules", facts=ROWS)
+@dispatch("modules", facts=ROWS, triton="fla.modules._pointwise.entry:swish", triton_verifier=covers_one)
 def swish(x: Tensor) -> Tensor:
     """``x * sigmoid(x)`` (SiLU), any shape."""
     return _pointwise(F.silu, x)
 
 
-@dispatch("modules", facts=ROWS)
+@dispatch("modules", facts=ROWS, triton="fla.modules._pointwise.entry:elu_p1", triton_verifier=covers_one)
 def elu_p1(x: Tensor) -> Tensor:
     """``elu(x) + 1``: ``x + 1`` where ``x >= 0``, else ``exp(x)``, which keeps its precision near zero."""
     return _pointwise(lambda u: torch.where(u >= 0, u + 1, torch.exp(u.clamp(max=0))), x)
 
 
-@dispatch("modules", facts=ROWS)
+@dispatch("modules", facts=ROWS, triton="fla.modules._pointwise.entry:sqrelu", triton_verifier=covers_one)
 def sqrelu(x: Tensor) -> Tensor:
     """``relu(x) ** 2``, any shape."""
     return _pointwise(lambda u: F.relu(u).square(), x)
 
 
-@dispatch("modules", facts=ROWS)
+@dispatch("modules", facts=ROWS, triton="fla.modules._pointwise.entry:fast_gelu_impl", triton_verifier=covers_one)
 def fast_gelu_impl(x: Tensor) -> Tensor:
     """GELU in its tanh approximation, any shape."""
     return _pointwise(lambda u: F.gelu(u, approximate="tanh"), x)
@@ -96,22 +97,48 @@ def _power_gate(u: Tensor, power: float) -> Tensor:
     return torch.where(u > 0, base.pow(exponent), u) * torch.sigmoid(u)
 
 
-@dispatch("modules", facts=ROWS, validate=_check_pair)
+@dispatch(
+    "modules",
+    facts=ROWS,
+    validate=_check_pair,
+    triton="fla.modules._pointwise.entry:swiglu",
+    triton_verifier=covers_two,
+)
 def swiglu(x: Tensor, y: Tensor) -> Tensor:
     """``swish(x) * y``; both of one shape."""
     return _glu(F.silu, x, y)
 
 
-@dispatch("modules", facts=ROWS, validate=_check_pair)
+@dispatch(
+    "modules",
+    facts=ROWS,
+    validate=_check_pair,
+    triton="fla.modules._pointwise.entry:sigmoidglu",
+    triton_verifier=covers_two,
+)
 def sigmoidglu(x: Tensor, y: Tensor) -> Tensor:
     """``sigmoid(x) * y``; both of one shape."""
     return _glu(torch.sigmoid, x, y)
 
 
-@dispatch("modules", facts=ROWS, validate=_check_pair)
+@dispatch(
+    "modules",
+    facts=ROWS,
+    validate=_check_pair,
+    triton="fla.modules._pointwise.entry:powglu",
+    triton_verifier=covers_two,
+)
 def powglu(x: Tensor, y: Tensor, power: float = 3.0) -> Tensor:
     """``gate(x) * y`` with ``gate(x) = x ** (power / (sqrt(x) + 1)) * sigmoid(x)`` for positive ``x``, else swish."""
     return _glu(lambda u: _power_gate(u, power), x, y)
+
+
+def _check_linear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    _check_pair(x, y)
+    if weight.dim() != 2 or weight.shape[1] != x.shape[-1]:
+        raise ArgumentError(f"`weight` must have shape [O, {x.shape[-1]}], got {list(weight.shape)}.")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ArgumentError(f"`bias` must have shape [{weight.shape[0]}], got {list(bias.shape)}.")
 
 
 def _linear(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -119,19 +146,40 @@ def _linear(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(h.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
 
 
+@dispatch(
+    "modules",
+    facts=ROWS,
+    validate=_check_linear,
+    triton="fla.modules._pointwise.entry:swiglu_linear",
+    triton_verifier=covers_linear,
+)
 def swiglu_linear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``F.linear(swiglu(x, y), weight, bias)`` with ``weight`` ``[O, D]``; the dtype follows autocast."""
-    return _linear(swiglu(x, y), weight, bias)
+    return _linear(_glu(F.silu, x, y), weight, bias)
 
 
+@dispatch(
+    "modules",
+    facts=ROWS,
+    validate=_check_linear,
+    triton="fla.modules._pointwise.entry:sigmoidglu_linear",
+    triton_verifier=covers_linear,
+)
 def sigmoidglu_linear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``F.linear(sigmoidglu(x, y), weight, bias)`` with ``weight`` ``[O, D]``; the dtype follows autocast."""
-    return _linear(sigmoidglu(x, y), weight, bias)
+    return _linear(_glu(torch.sigmoid, x, y), weight, bias)
 
 
+@dispatch(
+    "modules",
+    facts=ROWS,
+    validate=_check_linear,
+    triton="fla.modules._pointwise.entry:powglu_linear",
+    triton_verifier=covers_linear,
+)
 def powglu_linear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, power: float = 3.0) -> Tensor:
     """``F.linear(powglu(x, y, power), weight, bias)`` with ``weight`` ``[O, D]``; the dtype follows autocast."""
-    return _linear(powglu(x, y, power), weight, bias)
+    return _linear(_glu(lambda u: _power_gate(u, power), x, y), weight, bias)
 
 
 ACT2FN: dict[str, Callable[..., Tensor]] = {

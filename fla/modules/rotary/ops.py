@@ -6,6 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fla.backends import CallFacts, dispatch
+from fla.modules._covers import covers_rotary
 from fla.modules._dtype import upcast
 from fla.ops._common.checks import ArgumentError
 
@@ -40,7 +42,11 @@ def rotary_embedding_ref(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool 
     return torch.cat((_rotate(x, cos[:T], sin[:T], interleaved).to(x.dtype), x[..., 2 * R :]), -1)
 
 
-def _check(x: Tensor, cos: Tensor, sin: Tensor, offsets: int | Tensor, cu_seqlens: Tensor | None) -> None:
+_FACTS = CallFacts(tensors=("x",), key="x", value="x", initial_state=None, state_v_first=None)
+
+
+def _check(x: Tensor, cos: Tensor, sin: Tensor, seqlen_offsets: int | Tensor, cu_seqlens: Tensor | None) -> None:
+    offsets = seqlen_offsets
     if x.dim() != 4:
         raise ArgumentError(f"`x` must have shape [B, T, H, D], got {list(x.shape)}.")
     B, T, _, D = x.shape
@@ -52,6 +58,8 @@ def _check(x: Tensor, cos: Tensor, sin: Tensor, offsets: int | Tensor, cu_seqlen
         raise ArgumentError(f"`cos` must have at most D / 2 = {D // 2} columns, got {cos.shape[1]}.")
     if not cos.dtype == sin.dtype == x.dtype:
         raise ArgumentError(f"`cos` and `sin` must have the dtype of `x`, {x.dtype}, got {cos.dtype} and {sin.dtype}.")
+    if not cos.device == sin.device == x.device:
+        raise ArgumentError(f"`cos` and `sin` must be on the device of `x`, {x.device}, got {cos.device}.")
     if cu_seqlens is not None and (cu_seqlens.dim() != 1 or len(cu_seqlens) < 2 or B != 1):
         raise ArgumentError(
             f"`cu_seqlens` must have shape [N + 1] and go with x of one row, got {list(cu_seqlens.shape)} and B = {B}."
@@ -77,19 +85,16 @@ def _positions(x: Tensor, offsets: int | Tensor, cu_seqlens: Tensor | None) -> T
     return index - cu_seqlens[sequence] + offset
 
 
-def rotary_embedding_fwdbwd(
+def _rotated(
     x: Tensor,
     cos: Tensor,
     sin: Tensor,
-    seqlen_offsets: int | Tensor = 0,
-    cu_seqlens: Tensor | None = None,
-    interleaved: bool = False,
-    inplace: bool = False,
-    conjugate: bool = False,
-    chunk_indices: Tensor | None = None,
+    seqlen_offsets: int | Tensor,
+    cu_seqlens: Tensor | None,
+    interleaved: bool,
+    inplace: bool,
+    conjugate: bool,
 ) -> Tensor:
-    """:func:`rotary_embedding`, or with ``conjugate`` the rotation back, which is also its gradient."""
-    _check(x, cos, sin, seqlen_offsets, cu_seqlens)
     cos, sin = cos.detach(), sin.detach()
     if conjugate:
         sin = -sin
@@ -111,6 +116,35 @@ def rotary_embedding_fwdbwd(
     return torch.cat((torch.where(valid, rotated, torch.zeros_like(rotated)), x[..., 2 * R :]), -1)
 
 
+@dispatch(
+    "modules",
+    facts=_FACTS,
+    validate=_check,
+    triton="fla.modules.rotary.engine:rotary_embedding_fwdbwd",
+    triton_verifier=covers_rotary,
+)
+def rotary_embedding_fwdbwd(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    seqlen_offsets: int | Tensor = 0,
+    cu_seqlens: Tensor | None = None,
+    interleaved: bool = False,
+    inplace: bool = False,
+    conjugate: bool = False,
+    chunk_indices: Tensor | None = None,
+) -> Tensor:
+    """:func:`rotary_embedding`, or with ``conjugate`` the rotation back, which is also its gradient."""
+    return _rotated(x, cos, sin, seqlen_offsets, cu_seqlens, interleaved, inplace, conjugate)
+
+
+@dispatch(
+    "modules",
+    facts=_FACTS,
+    validate=_check,
+    triton="fla.modules.rotary.engine:rotary_embedding",
+    triton_verifier=covers_rotary,
+)
 def rotary_embedding(
     x: Tensor,
     cos: Tensor,
@@ -141,6 +175,6 @@ def rotary_embedding(
 
     Raises:
         ArgumentError: shapes, dtypes or boundaries that do not fit, or a position without a row in the tables (where
-            that needs a look at tensors, on the CPU only).
+            that needs a look at tensors, on the CPU only; elsewhere the token's ``2R`` channels become NaN).
     """
-    return rotary_embedding_fwdbwd(x, cos, sin, seqlen_offsets, cu_seqlens, interleaved, inplace)
+    return _rotated(x, cos, sin, seqlen_offsets, cu_seqlens, interleaved, inplace, False)

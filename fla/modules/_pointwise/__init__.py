@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""The elementwise engine: one forward and one backward Triton kernel behind every activation of `fla.modules`."""

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: MIT
+"""Launches of the elementwise kernels, and their autograd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fla.backends import needs_backward
+from fla.modules._dtype import autocast_dtype
+from fla.modules._pointwise.kernels import pointwise_bwd_kernel, pointwise_fwd_kernel
+from fla.ops._common.launch import Launcher, on_device
+
+SIGMOID, SWISH, LOGSIGMOID, ELU_P1, SQRELU, GELU, POWER = range(7)
+
+# Two vectors of 16 bytes a thread of each 16-bit tensor.
+BLOCK, WARPS = 2048, 4
+
+_forward = Launcher(pointwise_fwd_kernel)
+_backward = Launcher(pointwise_bwd_kernel)
+
+
+def row_stride(x: Tensor) -> int | None:
+    """0 for contiguous tensors, the distance between rows where that is one number, else None."""
+    if x.is_contiguous():
+        return 0
+    if x.dim() < 2 or x.stride(-1) != 1:
+        return None
+    shape, strides = x.shape, x.stride()
+    for d in range(x.dim() - 2):
+        if shape[d] != 1 and strides[d] != strides[d + 1] * shape[d + 1]:
+            return None
+    # An expanded row repeats the numbers of the one before, which any stride describes but that of a constexpr 0.
+    return strides[-2] or None
+
+
+def _read(x: Tensor) -> tuple[Tensor, int]:
+    stride = row_stride(x)
+    return (x.contiguous(), 0) if stride is None else (x, stride)
+
+
+def _size(n: int) -> tuple[int, dict[str, Any]]:
+    even = n % 16 == 0
+    return n // 16 if even else n, {"BLOCK": BLOCK, "WIDE": n > (1 << 31) - 1 - BLOCK, "EVEN": even}
+
+
+def pointwise_forward(op: int, x: Tensor, y: Tensor | None = None, param: float = 1.0) -> Tensor:
+    """``f(x)``, or ``f(x) * y``, contiguous and in the dtype of ``x``."""
+    z = torch.empty_like(x, memory_format=torch.contiguous_format)
+    n = z.numel()
+    if n == 0:
+        return z
+    x, sx = _read(x)
+    sy = 0
+    if y is not None:
+        y, sy = _read(y)
+    count, meta = _size(n)
+    _forward(
+        -(-n // BLOCK),
+        (x, y, z, count, float(param)),
+        {"OP": op, "D": x.shape[-1] if sx or sy else 0, "SX": sx, "SY": sy, **meta},
+        {"num_warps": WARPS},
+        (x, y, z),
+    )
+    return z
+
+
+def pointwise_backward(
+    op: int, x: Tensor, y: Tensor | None, dz: Tensor, param: float = 1.0, again: bool = False
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """``(dx, dy, z)``; ``z``, the forward's result, with ``again`` only."""
+    dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+    dy = None if y is None else torch.empty_like(y, memory_format=torch.contiguous_format)
+    z = torch.empty_like(dx) if again else None
+    n = dx.numel()
+    if n == 0:
+        return dx, dy, z
+    (x, sx), (dz, sg), sy = _read(x), _read(dz), 0
+    if y is not None:
+        y, sy = _read(y)
+    count, meta = _size(n)
+    _backward(
+        -(-n // BLOCK),
+        (x, y, dz, dx, dy, z, count, float(param)),
+        {"OP": op, "D": x.shape[-1] if sx or sy or sg else 0, "SX": sx, "SY": sy, "SG": sg, "AGAIN": again, **meta},
+        {"num_warps": WARPS},
+        (x, y, dz, dx, dy, z),
+    )
+    return dx, dy, z
+
+
+class Pointwise(torch.autograd.Function):
+    """``f(x)`` or ``f(x) * y``; keeps its inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor | None, op: int, param: float) -> Tensor:
+        ctx.save_for_backward(x, y)
+        ctx.op, ctx.param = op, param
+        return pointwise_forward(op, x, y, param)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
+        x, y = ctx.saved_tensors
+        with on_device(x):
+            dx, dy, _ = pointwise_backward(ctx.op, x, y, dz, ctx.param)
+        return dx, dy, None, None
+
+
+class PointwiseLinear(torch.autograd.Function):
+    """``F.linear(f(x) * y, weight, bias)``; keeps ``x`` and ``y`` and not their product."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, op: int, param: float, dtype: torch.dtype
+    ) -> Tensor:
+        ctx.save_for_backward(x, y, weight)
+        ctx.op, ctx.param, ctx.dtype = op, param, dtype
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        z = pointwise_forward(op, x, y, param)
+        with torch.autocast(x.device.type, enabled=False):
+            return F.linear(z.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        x, y, weight = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        dx = dy = d_weight = d_bias = None
+        with on_device(x), torch.autocast(x.device.type, enabled=False):
+            flat = dout.reshape(-1, dout.shape[-1])
+            if any(needs[:3]):
+                dz = (dout @ weight.to(ctx.dtype)).to(x.dtype)
+                dx, dy, z = pointwise_backward(ctx.op, x, y, dz, ctx.param, again=needs[2])
+                if z is not None:
+                    d_weight = (flat.t() @ z.to(ctx.dtype).view(-1, z.shape[-1])).to(weight.dtype)
+            if needs[3]:
+                d_bias = flat.sum(0).to(ctx.bias_dtype)
+        return dx, dy, d_weight, d_bias, None, None, None
+
+
+def pointwise(op: int, x: Tensor, y: Tensor | None = None, param: float = 1.0) -> Tensor:
+    """``f(x)``, or ``f(x) * y``; differentiable."""
+    with on_device(x):
+        if needs_backward((x, y)):
+            return Pointwise.apply(x, y, op, param)
+        return pointwise_forward(op, x, y, param)
+
+
+def pointwise_linear(op: int, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, param: float = 1.0) -> Tensor:
+    """``F.linear(f(x) * y, weight, bias)`` in the dtype of ``x`` or autocast's; differentiable."""
+    with on_device(x):
+        return PointwiseLinear.apply(x, y, weight, bias, op, param, autocast_dtype(x))
