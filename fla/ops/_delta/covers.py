@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fla.backends import needs_backward
 from fla.ops._common.covers import Answer, covers_chunk
+from fla.ops._delta.vector_covers import covers_chunk_vector
 
 
 def covers_recurrent_gdn(
@@ -36,6 +37,21 @@ def covers_recurrent_delta_rule(
     return covers_recurrent_gdn(q, k, v, None, None, None, beta, initial_state, None, None)
 
 
+def covers_recurrent_comba(
+    q: Tensor,
+    k: Tensor,
+    p: Tensor | None,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor | None,
+    initial_state: Tensor | None,
+) -> Answer:
+    """Verifier of ``fused_recurrent_comba``: its backward is that of the chunk kernels."""
+    if beta is not None and beta.dim() == 4 and needs_backward((q, k, p, v, g, beta, initial_state)):
+        return False, "the Triton backward takes one beta per head"
+    return covers_chunk(q, v)
+
+
 def covers_recurrent_kda(
     q: Tensor,
     k: Tensor,
@@ -46,7 +62,26 @@ def covers_recurrent_kda(
     dt_bias: Tensor | None,
     initial_state: Tensor | None,
 ) -> Answer:
-    """Verifier of ``fused_recurrent_kda``, whose kernel has no backward."""
+    """Verifier of ``fused_recurrent_kda``: its backward is that of the chunk kernels."""
     if needs_backward((q, k, v, g, beta, A_log, dt_bias, initial_state)):
-        return False, "the Triton decode kernel has no backward"
+        if beta.dim() == 4:
+            return False, "the Triton backward takes one beta per head"
+        return covers_chunk_vector(q, v)
+    return covers_chunk(q, v)
+
+
+def covers_recurrent_gdn2(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    b: Tensor,
+    w: Tensor,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    initial_state: Tensor | None,
+) -> Answer:
+    """Verifier of ``fused_recurrent_gdn2``: its backward is that of the chunk kernels."""
+    if needs_backward((q, k, v, g, b, w, A_log, dt_bias, initial_state)):
+        return covers_chunk_vector(q, v)
     return covers_chunk(q, v)

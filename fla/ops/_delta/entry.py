@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fla.backends import needs_backward
 from fla.ops._delta.autograd import delta_rule
-from fla.ops._delta.decode import Gates, Pool, recurrent
+from fla.ops._delta.decode import Gates, recurrent
 
 
 def _beta_scale(sigmoid: bool, allow_neg_eigval: bool) -> float:
@@ -201,80 +201,44 @@ def fused_recurrent_delta_rule(
     )
 
 
-def fused_recurrent_kda(
+def fused_recurrent_comba(
     q: Tensor,
     k: Tensor,
+    p: Tensor | None,
     v: Tensor,
     g: Tensor,
-    beta: Tensor,
-    A_log: Tensor | None = None,
-    dt_bias: Tensor | None = None,
+    beta: Tensor | None = None,
     scale: float | None = None,
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
-    use_gate_in_kernel: bool = False,
-    use_beta_sigmoid_in_kernel: bool = False,
-    allow_neg_eigval: bool = False,
-    lower_bound: float | None = None,
-    state_v_first: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    beta_scale = _beta_scale(use_beta_sigmoid_in_kernel, allow_neg_eigval)
+    if needs_backward((q, k, p, v, g, beta, initial_state)):
+        return chunk_comba(
+            q,
+            k,
+            v,
+            p,
+            g,
+            beta,
+            scale,
+            initial_state,
+            output_final_state,
+            use_qk_l2norm_in_kernel,
+            cu_seqlens,
+        )
     return recurrent(
         q,
         k,
         v,
-        gk=g,
+        g=g,
         beta=beta,
-        gates=Gates(use_gate_in_kernel, True, A_log, dt_bias, lower_bound, beta_scale),
         scale=scale,
         state=initial_state,
         norm=use_qk_l2norm_in_kernel,
-        v_first=state_v_first,
         cu_seqlens=cu_seqlens,
         final=output_final_state,
-    )
-
-
-def fused_recurrent_kda_fwd(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    A_log: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    initial_state: Tensor | None = None,
-    scale: float | None = None,
-    output_final_state: bool = False,
-    inplace_final_state: bool = True,
-    state_v_first: bool = False,
-    cu_seqlens: Tensor | None = None,
-    ssm_state_indices: Tensor | None = None,
-    num_accepted_tokens: Tensor | None = None,
-    use_qk_l2norm_in_kernel: bool = False,
-    use_gate_in_kernel: bool = False,
-    use_beta_sigmoid_in_kernel: bool = False,
-    allow_neg_eigval: bool = False,
-    lower_bound: float | None = None,
-    out: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    beta_scale = _beta_scale(use_beta_sigmoid_in_kernel, allow_neg_eigval)
-    return recurrent(
-        q,
-        k,
-        v,
-        gk=g,
-        beta=beta,
-        gates=Gates(use_gate_in_kernel, True, A_log, dt_bias, lower_bound, beta_scale),
-        scale=scale,
-        state=initial_state,
-        norm=use_qk_l2norm_in_kernel,
-        v_first=state_v_first,
-        cu_seqlens=cu_seqlens,
-        out=out,
-        final=output_final_state,
-        in_place=inplace_final_state,
-        pool=None if ssm_state_indices is None else Pool(ssm_state_indices, num_accepted_tokens),
+        read=p,
+        before=True,
     )

@@ -16,7 +16,7 @@ def bounded_gate(use_gate_in_kernel: bool, safe_gate: bool, lower_bound: float |
 
 
 def covers_chunk_vector(q: Tensor, v: Tensor) -> Answer:
-    """Verifier of ``chunk_kda``."""
+    """Verifier of ``chunk_kda`` and ``chunk_gdn2``."""
     if 0 in q.shape or 0 in v.shape:
         return False, "there is nothing to launch for axes of no length"
     return covers_chunk(q, v)

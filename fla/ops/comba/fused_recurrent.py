@@ -6,6 +6,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fla.ops._common.gates import to_output
+from fla.ops._delta.covers import covers_recurrent_comba
 from fla.ops._delta.op import delta_op
 from fla.ops._delta.outputs import k_first_outputs
 from fla.ops._delta.rows import COMBA
@@ -13,7 +14,14 @@ from fla.ops._delta.torch_recurrent import recurrent_delta
 from fla.ops.comba.inputs import check_read_key, comba_operands
 
 
-@delta_op(COMBA, {"g": "B T HV", "beta": "B T HV | B T HV V"}, check=check_read_key, outputs=k_first_outputs)
+@delta_op(
+    COMBA,
+    {"g": "B T HV", "beta": "B T HV | B T HV V"},
+    check=check_read_key,
+    outputs=k_first_outputs,
+    triton="fla.ops._delta.entry:fused_recurrent_comba",
+    triton_verifier=covers_recurrent_comba,
+)
 def fused_recurrent_comba(
     q: Tensor,
     k: Tensor,

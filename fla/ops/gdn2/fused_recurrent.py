@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fla.ops._common.gates import to_output
+from fla.ops._delta.covers import covers_chunk, covers_recurrent_gdn2
 from fla.ops._delta.op import HEAD_FIRST, STATE_LAYOUT, Sizes, Values, delta_op
 from fla.ops._delta.outputs import recurrent_outputs
 from fla.ops._delta.rows import GDN2
@@ -16,7 +17,15 @@ from fla.ops._delta.torch_recurrent import recurrent_delta
 from fla.ops.gdn2.chunk import SHAPES
 
 
-@delta_op(GDN2, SHAPES, outputs=recurrent_outputs, renamed=STATE_LAYOUT, removed=HEAD_FIRST)
+@delta_op(
+    GDN2,
+    SHAPES,
+    outputs=recurrent_outputs,
+    renamed=STATE_LAYOUT,
+    removed=HEAD_FIRST,
+    triton="fla.ops._delta.vector_decode:fused_recurrent_gdn2",
+    triton_verifier=covers_recurrent_gdn2,
+)
 def fused_recurrent_gdn2(
     q: Tensor,
     k: Tensor,
@@ -84,7 +93,16 @@ def _check_serving(values: Values, sizes: Sizes) -> None:
     )
 
 
-@delta_op(GDN2, SHAPES, check=_check_serving, renamed=STATE_LAYOUT, removed=HEAD_FIRST, inplace=True)
+@delta_op(
+    GDN2,
+    SHAPES,
+    check=_check_serving,
+    renamed=STATE_LAYOUT,
+    removed=HEAD_FIRST,
+    inplace=True,
+    triton="fla.ops._delta.vector_decode:fused_recurrent_gdn2_fwd",
+    triton_verifier=covers_chunk,
+)
 def fused_recurrent_gdn2_fwd(
     q: Tensor,
     k: Tensor,

@@ -24,7 +24,7 @@ _SHAPES = {"g": "B T HV K", "beta": "B T HV | B T HV V"}
     outputs=recurrent_outputs,
     renamed=STATE_LAYOUT,
     removed=HEAD_FIRST,
-    triton="fla.ops._delta.entry:fused_recurrent_kda",
+    triton="fla.ops._delta.vector_decode:fused_recurrent_kda",
     triton_verifier=covers_recurrent_kda,
 )
 def fused_recurrent_kda(
@@ -104,7 +104,7 @@ def _check_serving(values: Values, sizes: Sizes) -> None:
     renamed=STATE_LAYOUT,
     removed=HEAD_FIRST,
     inplace=True,
-    triton="fla.ops._delta.entry:fused_recurrent_kda_fwd",
+    triton="fla.ops._delta.vector_decode:fused_recurrent_kda_fwd",
     triton_verifier=covers_chunk,
 )
 def fused_recurrent_kda_fwd(

@@ -11,9 +11,12 @@ pytest.importorskip("triton")
 import torch.nn.functional as F
 
 from fla.backends import use_backend
-from fla.ops._delta import entry
+from fla.ops._delta import entry, vector_decode
+from fla.ops.comba import fused_recurrent_comba
 from fla.ops.delta_rule import fused_recurrent_delta_rule
 from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule
+from fla.ops.gdn2 import fused_recurrent_gdn2
+from fla.ops.gdn2.fused_recurrent import fused_recurrent_gdn2_fwd
 from fla.ops.kda import fused_recurrent_kda
 from fla.ops.kda.fused_recurrent import fused_recurrent_kda_fwd
 
@@ -87,17 +90,81 @@ def test_kda_gate_in_kernel(lower_bound, rate):
         pytest.skip("the unbounded gate needs A_log")
     x = tensors()
     agree(
-        entry.fused_recurrent_kda, fused_recurrent_kda, x["q"], x["k"], x["v"], x["gk"], x["beta"],
+        vector_decode.fused_recurrent_kda, fused_recurrent_kda, x["q"], x["k"], x["v"], x["gk"], x["beta"],
         x["A_log"] if rate else None, x["bias_k"], use_gate_in_kernel=True, lower_bound=lower_bound,
         use_beta_sigmoid_in_kernel=True, use_qk_l2norm_in_kernel=True, output_final_state=True,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("beta", ["beta", "beta_v", None])
+def test_comba_reads_before_the_decay(beta, norm):
+    x = tensors()
+    key = F.normalize(x["k"] + 0.3, dim=-1)
+    for p in (key, None):
+        agree(
+            entry.fused_recurrent_comba, fused_recurrent_comba, x["q"], x["k"], p, x["v"], x["g"],
+            None if beta is None else x[beta].sigmoid(), initial_state=x["h0"], output_final_state=True,
+            use_qk_l2norm_in_kernel=norm,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("v_first", [False, True])
+def test_gdn2_erases_per_key_channel_and_writes_per_value_channel(v_first):
+    x = tensors(v_first=v_first)
+    b = torch.sigmoid(x["gk"] + 1)
+    agree(
+        vector_decode.fused_recurrent_gdn2, fused_recurrent_gdn2, x["q"], x["k"], x["v"], x["gk"], b, x["beta_v"],
+        x["A_log"], x["bias_k"], initial_state=x["h0"], use_gate_in_kernel=True, lower_bound=-5.0,
+        use_qk_l2norm_in_kernel=True, output_final_state=True, state_v_first=v_first,
+    )  # fmt: skip
+
+
+def test_gdn2_pool_in_place():
+    x = tensors(B=3, T=2, N=8)
+    b = torch.sigmoid(x["gk"] + 1)
+    results = []
+    for fn in (fused_recurrent_gdn2_fwd, vector_decode.fused_recurrent_gdn2_fwd):
+        pool = x["h0"].clone()
+        with torch.no_grad(), use_backend("torch"):
+            o, _ = fn(
+                x["q"], x["k"], x["v"], x["gk"], b, x["beta_v"], initial_state=pool, inplace_final_state=True,
+                ssm_state_indices=torch.tensor([[1, 2], [3, -1], [-1, 0]]),
+            )  # fmt: skip
+        results.append((o, pool))
+    for a, c in zip(*results, strict=True):
+        torch.testing.assert_close(a, c, rtol=2e-5, atol=2e-5)
+
+
+def test_gradients_of_the_recurrent_forms_come_from_the_chunk_kernels():
+    x = tensors(B=1, T=5, K=16, V=16)
+    wide = torch.sigmoid(x["gk"] + 1)
+    beta = x["beta"].sigmoid()
+    calls = [
+        (vector_decode.fused_recurrent_kda, fused_recurrent_kda, (x["q"], x["k"], x["v"], x["gk"], beta)),
+        (
+            vector_decode.fused_recurrent_gdn2,
+            fused_recurrent_gdn2,
+            (*(x[n] for n in ("q", "k", "v", "gk")), wide, wide),
+        ),
+        (entry.fused_recurrent_comba, fused_recurrent_comba, (x["q"], x["k"], x["k"] * 0.9, x["v"], x["g"], beta)),
+    ]
+    for ours, public, args in calls:
+        grads = []
+        for fn in (ours, public):
+            y = [t.clone().requires_grad_() for t in args]
+            with use_backend("torch"):
+                o, ht = fn(*y, output_final_state=True)
+            grads.append(torch.autograd.grad(o.sum() + ht.square().sum(), y))
+        for a, c in zip(*grads, strict=True):
+            torch.testing.assert_close(a, c, rtol=1e-4, atol=1e-4)
 
 
 def test_varlen_keeps_the_state_of_an_empty_sequence():
     x = tensors(B=1, T=7, N=4)
     cu = torch.tensor([0, 2, 2, 6, 7])
     agree(
-        entry.fused_recurrent_kda, fused_recurrent_kda, x["q"], x["k"], x["v"], x["gk"], x["beta_v"],
+        vector_decode.fused_recurrent_kda, fused_recurrent_kda, x["q"], x["k"], x["v"], x["gk"], x["beta_v"],
         initial_state=x["h0"],
         output_final_state=True, cu_seqlens=cu,
     )  # fmt: skip
@@ -112,7 +179,7 @@ def test_serving_pool(slots, in_place):
     )
     accepted = torch.tensor([2, 1, 3]) if slots == "accepted" else None
     results = []
-    for fn in (fused_recurrent_kda_fwd, entry.fused_recurrent_kda_fwd):
+    for fn in (fused_recurrent_kda_fwd, vector_decode.fused_recurrent_kda_fwd):
         pool = x["h0"].clone()
         out = torch.full_like(x["v"], 7.0)
         with torch.no_grad(), use_backend("torch"):
@@ -129,7 +196,7 @@ def test_serving_pool(slots, in_place):
 def test_serving_in_place_without_pool():
     x = tensors()
     results = []
-    for fn in (fused_recurrent_kda_fwd, entry.fused_recurrent_kda_fwd):
+    for fn in (fused_recurrent_kda_fwd, vector_decode.fused_recurrent_kda_fwd):
         state = x["h0"].half()
         with torch.no_grad(), use_backend("torch"):
             o, s = fn(x["q"], x["k"], x["v"], x["gk"], x["beta_v"], initial_state=state)
