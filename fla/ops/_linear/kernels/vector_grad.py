@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: MIT
+# mypy: ignore-errors
+"""What is local to a chunk in the backward of linear attention with a decay per key channel.
+
+With S the state before the chunk, X the gradient of the state after it and ``dA = tril(do v^T)``:
+
+    dq_i = scale (e^b_i (S do_i) + sum_j dA_ij e^(b_i - b_j) k_j)
+    dk_j = e^(b_L - b_j) (X v_j) + scale sum_i dA_ij e^(b_i - b_j) q_i
+
+and the gradient of a log decay sums what passes over its token: what is read from S (until its reader), what is written
+to X (from its writer), <S, X>, and pairs. The two forms are those of `vector_prep`. In the tree nothing cancels. With
+mild gates the pairs on one side of a token do: every operand and every score gradient is rounded once and weighs both
+sides, so that they cancel exactly.
+
+Wide tiles are `[channels, tokens]`: they come out of one product and go into the next as register operands, and the
+small matrices (score gradients, 0/1 sums over tokens) are the operands in shared memory.
+"""
+
+import triton
+import triton.language as tl
+
+from fla.ops._common.kernels import chunk_at
+from fla.ops._common.vector_math import (
+    ex2,
+    gate_sum,
+    grad_sum,
+    level_pairs,
+    load_tile,
+    narrow,
+    split_gates,
+    store_tile,
+)
+from fla.ops._linear.kernels.vector_prep import SHIFT, SPAN, UNSHIFT, gate_bits, gate_operand, one_matrix
+
+
+@triton.jit
+def mild_pairs(
+    xq, xw, xg, qn, kn, QS, VX, dA, gh, gr, gl, total, ones, C: tl.constexpr, FULL: tl.constexpr, BONUS: tl.constexpr,
+    SD: tl.constexpr, PREC: tl.constexpr, RAW: tl.constexpr,
+):  # fmt: skip
+    tri = one_matrix(ones, 0, C)
+    G = gate_sum(gh, gr, tl.trans(tri), SD, PREC, RAW)
+    E = ex2(G + SHIFT)
+    if BONUS:
+        G += gl
+    Ei = ex2((G + SHIFT) * -1.0)
+    Ab = narrow(dA, SD)
+    kc = narrow(kn * Ei, SD)
+    xr = (E * UNSHIFT) * QS
+    p = tl.dot(kc, tl.trans(Ab), input_precision=PREC)
+    xq += xr + E * p
+    if FULL:
+        h = qn * xr
+        qr = narrow(qn * E, SD)
+        h += qr.to(tl.float32) * p
+        p = tl.dot(qr, Ab, input_precision=PREC)
+        y = kc.to(tl.float32) * p
+        h -= y
+        if BONUS:
+            xg -= y
+        xg += grad_sum(h, tri, SD, PREC, True)
+        xo = (Ei * ex2(total + SHIFT)[:, None]) * VX
+        xg += grad_sum(kn * xo, one_matrix(ones, 1, C), SD, PREC, False)
+        xw += xo + Ei * p
+    return xq, xw, xg
+
+
+@triton.jit
+def tree_pairs(
+    xq, xw, xg, qn, kn, QS, VX, dA, gh, gr, ones, C: tl.constexpr, LEVELS: tl.constexpr, FULL: tl.constexpr,
+    SD: tl.constexpr, PREC: tl.constexpr, RAW: tl.constexpr,
+):  # fmt: skip
+    tri = one_matrix(ones, 0, C)
+    xr = ex2(gate_sum(gh, gr, tl.trans(tri), SD, PREC, RAW)) * QS
+    xq += xr
+    if FULL:
+        xg += grad_sum(qn * xr, tri, SD, PREC, False)
+        tru = one_matrix(ones, 1, C)
+        xo = ex2(gate_sum(gh, gr, tl.trans(tru), SD, PREC, RAW)) * VX
+        xw += xo
+        xg += grad_sum(kn * xo, tru, SD, PREC, False)
+    for lv in tl.range(0, LEVELS):
+        m = one_matrix(ones, 2 + lv, C)
+        f = ex2(gate_sum(gh, gr, tl.trans(m), SD, PREC, RAW))
+        Al = narrow(tl.where(level_pairs((C // 2) >> lv, C), dA, 0.0), SD)
+        kk = kn * f
+        p = tl.dot(narrow(kk, SD), tl.trans(Al), input_precision=PREC)
+        xq += f * p
+        if FULL:
+            qq = qn * f
+            h = qq * p
+            p = tl.dot(narrow(qq, SD), Al, input_precision=PREC)
+            h += kk * p
+            xw += f * p
+            xg += grad_sum(h, m, SD, PREC, False)
+    return xq, xw, xg
+
+
+@triton.jit(do_not_specialize=["T", "NT", "H"])
+def vector_grad(
+    decay, q, k, g, u, v, do, states, exits, ones, table, dq, dk, dg, du, T, NT, H, scale, C: tl.constexpr,
+    K: tl.constexpr, KP: tl.constexpr, KB: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, VB: tl.constexpr,
+    LEVELS: tl.constexpr, FULL: tl.constexpr, BONUS: tl.constexpr, FAST: tl.constexpr, SD: tl.constexpr,
+    PREC: tl.constexpr, GPREC: tl.constexpr, VARLEN: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """One program per (KB channels, chunk, head). dq, dk, dg: `[rows, H, K]`; du: fp32 parts `[chunks, H, K]`.
+
+    FULL off: only dq, which is also the output of a recurrence whose values decay (see `vector.value_output`).
+    """
+    NG: tl.constexpr = KP // KB
+    RAW: tl.constexpr = GPREC == "raw"
+    GP: tl.constexpr = "raw" if RAW else "bits"
+    pid = tl.program_id(0)
+    c0 = (pid % NG) * KB
+    h = (pid // NG) % H
+    it = pid // (NG * H)
+    cc = tl.arange(0, KB)
+    ck = c0 + cc
+    row, n = chunk_at(table, it, T, NT, C, VARLEN)
+    if n <= 0:
+        if FULL and BONUS:
+            tl.store(du + (it.to(tl.int64) * H + h) * K + ck, tl.zeros((KB,), tl.float32), mask=ck < K)
+        return
+    NVB: tl.constexpr = VP // VB
+    VC: tl.constexpr = V % VB != 0
+    KC: tl.constexpr = K % KB != 0
+    w = it * H + h
+    r = tl.arange(0, C)
+    # All loads first: nothing else is held yet, and they travel together.
+    x = load_tile(g, row, n, h * K + c0, K - c0, H * K, C, KB, False, ROWS, KC)
+    kt = load_tile(k, row, n, h * K + c0, K - c0, H * K, C, KB, False, ROWS, KC)
+    if FULL:
+        qt = load_tile(q, row, n, h * K + c0, K - c0, H * K, C, KB, False, ROWS, KC)
+    dA = tl.zeros((C, C), tl.float32)
+    QS = tl.zeros((KB, C), tl.float32)
+    VX = tl.zeros((KB, C), tl.float32)
+    ss = tl.zeros((KB,), tl.float32)
+    for b in tl.static_range(NVB):
+        dot = load_tile(do, row, n, h * V + b * VB, V - b * VB, H * V, C, VB, False, ROWS, VC)
+        vt = load_tile(v, row, n, h * V + b * VB, V - b * VB, H * V, C, VB, False, ROWS, VC)
+        St = load_tile(states, w * VP + b * VB, VB, c0, KP, KP, VB, KB, False, False, False)
+        if FULL:
+            Xt = load_tile(exits, w * VP + b * VB, VB, c0, KP, KP, VB, KB, False, False, False)
+            ss += tl.sum(St.to(tl.float32) * Xt.to(tl.float32), 0)
+            VX = tl.dot(tl.trans(Xt), tl.trans(vt), VX, input_precision=PREC)
+        dA = tl.dot(dot, tl.trans(vt), dA, input_precision=PREC)
+        QS = tl.dot(tl.trans(St), tl.trans(dot), QS, input_precision=PREC)
+    diag = tl.sum(tl.where(r[:, None] == r[None, :], dA, 0.0), 0)[None, :]
+    if BONUS:
+        dA = tl.where(r[:, None] > r[None, :], dA, 0.0)
+    else:
+        dA = tl.where(r[:, None] >= r[None, :], dA, 0.0)
+    gs = gate_operand(tl.trans(x), "raw" if RAW else "bits")
+    gl = gate_bits(gs, "raw" if RAW else "bits")
+    gh, gr = split_gates(gs, SD, RAW)
+    kn = tl.trans(kt).to(tl.float32)
+    qn = kn
+    xq = tl.zeros((KB, C), tl.float32)
+    xw = tl.zeros((KB, C), tl.float32)
+    xg = tl.zeros((KB, C), tl.float32)
+    if FULL:
+        qn = tl.trans(qt).to(tl.float32) * scale
+        xg += (ss * tl.load(decay + w.to(tl.int64) * KP + ck))[:, None]
+    if BONUS:
+        ut = tl.load(u + h * K + ck, mask=ck < K, other=0.0).to(tl.float32)[:, None]
+        xq += diag * ut * kn
+        if FULL:
+            y = diag * qn
+            xw += y * ut
+            tl.store(du + (it.to(tl.int64) * H + h) * K + ck, tl.sum(y * kn, 1), mask=ck < K)
+    total = tl.sum(gl, 1)
+    mild = False
+    if FAST:
+        mild = tl.max(tl.sum(tl.abs(gl), 1), 0) < SPAN
+    if mild:
+        xq, xw, xg = mild_pairs(
+            xq, xw, xg, qn, kn, QS, VX, dA, gh, gr, gl, total, ones, C, FULL, BONUS, SD, PREC, RAW
+        )  # fmt: skip
+    else:
+        if not BONUS:
+            xq += diag * kn
+            if FULL:
+                xw += diag * qn
+        xq, xw, xg = tree_pairs(
+            xq, xw, xg, qn, kn, QS, VX, dA, gh, gr, ones, C, LEVELS, FULL, SD, PREC, RAW
+        )  # fmt: skip
+    y = tl.trans(xq * scale).to(dq.dtype.element_ty)
+    store_tile(dq, y, row, n, h * K + c0, K - c0, H * K, C, KB, False, ROWS, KC)
+    if FULL:
+        y = tl.trans(xw).to(dk.dtype.element_ty)
+        store_tile(dk, y, row, n, h * K + c0, K - c0, H * K, C, KB, False, ROWS, KC)
+        y = tl.trans(xg).to(dg.dtype.element_ty)
+        store_tile(dg, y, row, n, h * K + c0, K - c0, H * K, C, KB, False, ROWS, KC)

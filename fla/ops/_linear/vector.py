@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: MIT
+"""Buffers and launches of one call of the linear engine with a decay per key channel. No autograd here."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fla.ops._common.device_index import ChunkTable, chunk_table
+from fla.ops._common.policy import Chip, chip_of
+from fla.ops._common.vector_launch import ONES_TYPES, TL_TYPES, NamedLauncher, aligned, matrix_of, rows_of
+from fla.ops._linear.kernels import vector_scan as kernel
+from fla.ops._linear.kernels.vector_grad import vector_grad
+from fla.ops._linear.kernels.vector_prep import vector_prep
+from fla.ops._linear.vector_policy import VectorPlan, time_segments, vector_plan
+
+_prep, _scan, _merge = NamedLauncher(vector_prep), NamedLauncher(kernel.vector_scan), NamedLauncher(kernel.vector_merge)
+_grad = NamedLauncher(vector_grad)
+
+
+def _sum_matrices(chunk: int, exclusive: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
+    i = torch.arange(chunk, device=device)[:, None]
+    t = torch.arange(chunk, device=device)[None, :]
+    upto = t < i if exclusive else t <= i
+    out = [upto, t > i]
+    half = chunk // 2
+    while half:
+        mid = i // (2 * half) * (2 * half) + half
+        out.append(((i >= mid) & (t >= mid) & upto) | ((i < mid) & (t > i) & (t < mid)))
+        half //= 2
+    return torch.stack(out).to(dtype)
+
+
+_cached_matrices = functools.lru_cache(maxsize=32)(_sum_matrices)
+
+
+def sum_matrices(chunk: int, exclusive: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """0/1 matrices `[2 + log2(chunk), chunk, chunk]` whose products with gates are sums over tokens.
+
+    0: up to and with the token (``exclusive``: without it); 1: after it; then the levels of the tree: blocks of chunk,
+    chunk / 2, .. 2 tokens are split in the middle; a token of the second half needs the decay from the middle up to
+    itself, one of the first half the decay after itself up to the middle.
+    """
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        # Memory of a capture belongs to its graph.
+        return _sum_matrices(chunk, exclusive, dtype, device)
+    return _cached_matrices(chunk, exclusive, dtype, device)
+
+
+class Work:
+    """One call: ``S_t = diag(e^g) S_{t-1} + k v^T``, ``o = scale q S_t``, or with the bonus ``u``
+    ``o = scale q (S_{t-1} + diag(u) k v^T)``. Buffers are indexed by tile = chunk * heads + head."""
+
+    tiles: Tensor
+    mats: Tensor | None
+    decay: Tensor
+
+    def __init__(
+        self, q: Tensor | None, k: Tensor, v: Tensor, g: Tensor, u: Tensor | None, scale: float, v_first: bool,
+        cu_seqlens: Tensor | None, table: ChunkTable | None = None, plan: VectorPlan | None = None,
+        segments: int | None = None,
+    ) -> None:  # fmt: skip
+        self.q, self.k, self.v, self.g, self.u = q, k, v, g, u
+        self.scale, self.v_first = scale, v_first
+        self.B, self.T, self.H, self.K = k.shape
+        self.V = v.shape[3]
+        self.chip: Chip = chip_of(k.device)
+        sequences = self.B if cu_seqlens is None else cu_seqlens.numel() - 1
+        sequences = sequences if table is None else table.sequences
+        if plan is None:
+            dtype = str(k.dtype).removeprefix("torch.")
+            fits = aligned(k, v) and (q is None or aligned(q))
+            plan = vector_plan(self.chip, dtype, self.K, self.V, heads=sequences * self.H, aligned=fits)
+        self.plan = plan
+        self.table = chunk_table(self.B, self.T, plan.chunk, cu_seqlens) if table is None else table
+        self.N = self.table.sequences
+        if segments is None:
+            chunks = self.table.chunks // max(self.N, 1)
+            segments = time_segments(plan, self.chip, self.N * self.H, chunks)
+        self.segments = segments
+        self.tiles_n = max(self.table.chunks, 1) * self.H
+        self.ragged = self.table.varlen or self.T % plan.chunk != 0
+        self.raw = g.dtype == torch.bfloat16 and plan.gscore == "bf16"
+        self.gtma = plan.tma and g.element_size() == 2 and aligned(g)
+        self.index = (self.table.cu, self.table.offsets, self.T, self.table.per_sequence, self.H)
+        self.dims = {"C": plan.chunk, "K": self.K, "KP": plan.kp, "V": self.V, "VP": plan.vp}
+        self.common = {"PREC": plan.prec, "VARLEN": self.table.varlen, "ROWS": self.ragged}
+        self.levels = plan.chunk.bit_length() - 1
+
+    def new(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.empty(shape, dtype=dtype or self.k.dtype, device=self.k.device)
+
+    def state(self) -> Tensor:
+        a, b = (self.V, self.K) if self.v_first else (self.K, self.V)
+        return self.new(self.N, self.H, a, b, dtype=torch.float32)
+
+    def ones(self, dtype: torch.dtype) -> Tensor:
+        return sum_matrices(self.plan.chunk, self.u is not None, dtype, self.k.device)
+
+    def prep(self) -> None:
+        """Tiles, scores and decays of all chunks; without q only what the state needs."""
+        p, n, C = self.plan, self.tiles_n, self.plan.chunk
+        read = self.q is not None
+        self.tiles = self.new(n * 2 * C, p.kp)
+        self.mats = self.new(n * C, C) if read else None
+        self.decay = self.new(n, p.kp, dtype=torch.float32)
+        gprec = "raw" if self.raw else p.gprec
+        block = (C, p.kb)
+        _prep(
+            self.H * self.table.chunks,
+            (
+                self.decay, None if self.q is None else rows_of(self.q, block, p.tma), rows_of(self.k, block, p.tma),
+                rows_of(self.g, block, self.gtma), self.u, self.table.rows, self.ones(ONES_TYPES[gprec]),
+                matrix_of(self.tiles, block, p.tma),
+                None if self.mats is None else matrix_of(self.mats, (C, C), p.tma), self.T, self.table.per_sequence,
+                self.H, self.scale,
+            ),
+            {
+                "KB": p.kb, "LEVELS": self.levels, "READ": read, "BONUS": self.u is not None, "FAST": p.fast,
+                "DT": TL_TYPES[self.k.dtype], "SD": TL_TYPES[p.score], "GPREC": gprec, "TMA": p.tma, "GTMA": self.gtma,
+                "C": C, "K": self.K, "KP": p.kp, **self.common,
+            },
+            p.prep.options(self.chip),
+            given=(self.q, self.k, self.g, self.u),
+        )  # fmt: skip
+
+    def _run(
+        self, x: Tensor, *, reverse: bool, o: Tensor | None, states: Tensor | None, h0: Tensor | None,
+        ht: Tensor | None, entry: Tensor | None, total: Tensor | None,
+    ) -> None:  # fmt: skip
+        p, C = self.plan, self.plan.chunk
+        bv = p.bv_save if o is None else p.bv
+        launch = p.save if o is None else p.scan
+        split = kernel.SUMMARY if total is not None else kernel.WHOLE if entry is None else kernel.STRETCH
+        parts = self.segments - 1 if split == kernel.SUMMARY else self.segments if split else 1
+        otma = p.tma and not self.ragged and self.V % bv == 0 and o is not None and o.dtype == x.dtype
+        _scan(
+            p.vp // bv * self.H * parts * self.N,
+            (
+                self.decay, matrix_of(self.tiles, (C, p.kp), p.tma),
+                None if o is None or self.mats is None else matrix_of(self.mats, (C, C), p.tma),
+                rows_of(x, (C, bv), p.tma), None if o is None else rows_of(o, (C, bv), otma),
+                None if states is None else matrix_of(states, (bv, p.kp), p.tma), h0, ht, entry, total, *self.index,
+                self.segments if split else 1, parts,
+            ),
+            {
+                "BV": bv, "OUT": o is not None, "SAVE": states is not None, "INIT": h0 is not None,
+                "FINAL": ht is not None, "SPLIT": split, "REVERSE": reverse, "VFIRST": self.v_first,
+                "DT": TL_TYPES[self.k.dtype], "OT": TL_TYPES[self.k.dtype if o is None else o.dtype], "TMA": p.tma,
+                "OTMA": otma, "STAGES": launch.stages, **self.dims, **self.common,
+            },
+            launch.options(self.chip),
+            given=(x, o, h0, ht, self.table.cu),
+        )  # fmt: skip
+
+    def _entries(self, x: Tensor, h0: Tensor | None, reverse: bool) -> Tensor | None:
+        """States (transposed, padded, fp32) in which the stretches of each sequence begin; None where none is split."""
+        if self.segments == 1:
+            return None
+        p, slots = self.plan, self.N * self.segments * self.H
+        entry = self.new(slots, p.vp, p.kp, dtype=torch.float32)
+        total = self.new(slots, p.kp, dtype=torch.float32)
+        self._run(x, reverse=reverse, o=None, states=None, h0=h0, ht=None, entry=entry, total=total)
+        size = p.vp * p.kp
+        _merge(
+            -(-size // 1024) * self.H * self.N, (entry, total, self.segments, self.H, size),
+            {"KP": p.kp, "BS": 1024, "REVERSE": reverse}, {"num_warps": 4, "num_stages": 1}, (),
+        )  # fmt: skip
+        return entry
+
+    def scan(
+        self, x: Tensor, h0: Tensor | None, *, reverse: bool = False, out: bool = True, final: Tensor | None = None,
+        save: bool = False, entry: Tensor | None = None,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+        """(outputs, states before each chunk `[tiles * vp, kp]`, entries of the stretches), forward over ``x`` = v or
+        in reverse over ``x`` = do; fills ``final``."""
+        o = torch.empty_like(x) if out else None
+        states = self.new(self.tiles_n * self.plan.vp, self.plan.kp) if save else None
+        if entry is None:
+            entry = self._entries(x, h0, reverse)
+        self._run(x, reverse=reverse, o=o, states=states, h0=h0, ht=final, entry=entry, total=None)
+        return o, states, entry
+
+    def grad(
+        self, do: Tensor, states: Tensor, exits: Tensor | None, dq_dtype: torch.dtype | None = None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """(dq, dk, dg, du in fp32); only dq without ``exits``."""
+        p, full = self.plan, exits is not None
+        dq = torch.empty_like(self.k, dtype=dq_dtype)
+        dk = torch.empty_like(self.k) if full else None
+        dg = torch.empty_like(self.g) if full else None
+        bonus = full and self.u is not None
+        du = self.new(self.table.chunks, self.H, self.K, dtype=torch.float32) if bonus else None
+        gprec = "raw" if self.raw else p.prec
+        _grad(
+            p.kp // p.gkb * self.H * self.table.chunks,
+            (
+                self.decay, self.q if full else None, self.k, self.g, self.u, self.v, do, states, exits,
+                self.ones(torch.bfloat16 if p.gscore == "bf16" else torch.float32), self.table.rows, dq, dk, dg, du,
+                self.T, self.table.per_sequence, self.H, self.scale,
+            ),
+            {
+                "KB": p.gkb, "VB": p.vb, "LEVELS": self.levels, "FULL": full, "BONUS": self.u is not None,
+                "FAST": p.fast, "SD": TL_TYPES[p.gscore], "GPREC": gprec, **self.dims, **self.common,
+            },
+            p.grad.options(self.chip),
+            given=(self.q, self.k, self.g, self.u, self.v, do, dq),
+        )  # fmt: skip
+        return dq, dk, dg, None if du is None else du.sum(0)

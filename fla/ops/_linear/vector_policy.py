@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: MIT
+"""Launch policy of the kernels of the linear engine with a decay per channel: pure rules, no tuning, no GPU needed."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from fla.ops._common.policy import Chip, Launch, pow2, stretches
+
+
+@dataclass(frozen=True)
+class VectorPlan:
+    """How one class of calls is launched.
+
+    Attributes:
+        chunk: tokens a chunk.
+        kp, vp: padded head dimensions.
+        kb: channels that `vector_prep` holds at a time.
+        bv, bv_save: V blocks of the scans with an output, and of those that only write states or summaries.
+        gkb, vb: channels of a program of the gradient kernel, and its V block.
+        tma: tiles go through descriptors.
+        fast: chunks with mild gates take the short form.
+        score, gscore: operand types of the scores and of the gradient kernel ("bf16", "fp16", "fp32").
+        prec, gprec: ``input_precision`` of fp32 products; precision of the sums of gates.
+    """
+
+    chunk: int
+    kp: int
+    vp: int
+    kb: int
+    bv: int
+    bv_save: int
+    gkb: int
+    vb: int
+    tma: bool
+    fast: bool
+    score: str
+    gscore: str
+    prec: str
+    gprec: str
+    prep: Launch
+    scan: Launch
+    save: Launch
+    grad: Launch
+
+
+def vector_plan(chip: Chip, dtype: str, K: int, V: int, *, heads: int, aligned: bool = True) -> VectorPlan:
+    """The plan of a call: ``dtype`` of q, k, v, head dims, sequences times heads, whether descriptors can be used.
+
+    Of ``heads`` only whether they fill the chip matters.
+    """
+    return _plan(chip, dtype, K, V, 2 * heads <= chip.sms, aligned)
+
+
+@functools.lru_cache(maxsize=512)
+def _plan(chip: Chip, dtype: str, K: int, V: int, few: bool, aligned: bool) -> VectorPlan:
+    half = dtype != "float32"
+    interpreter = chip.vendor == "interpreter"
+    kp, vp = pow2(K), pow2(V)
+    hopper = chip.vendor == "nvidia" and chip.arch // 10 in (9, 10)
+    tma = half and aligned and chip.descriptors and kp <= 256
+    if half:
+        # bf16 for its range: factors of mild gates lie in 2^-64 .. 2^64.
+        score = gscore = "fp32" if interpreter else "bf16"
+        prec = "ieee" if interpreter else "tf32"
+        gprec = "fp16"
+    else:
+        score = gscore = "fp32"
+        prec = gprec = "ieee" if interpreter else chip.exact
+    if half:
+        bv = min(vp, 128 if hopper and kp <= 128 and not few else 64 if kp <= 256 else 16)
+        bv_save = min(vp, 64 if kp <= 256 else 16)
+    else:
+        bv = bv_save = min(vp, 32 if kp <= 128 else 16)
+    chunk = 64 if half else 32
+    scan = Launch(8 if bv >= 128 or kp > 128 else 4, _stages(chip, chunk, kp, bv, half, True, 3))
+    save = Launch(8 if kp > 128 else 4, _stages(chip, chunk, kp, bv_save, half, False, 3))
+    return VectorPlan(
+        chunk=chunk,
+        kp=kp,
+        vp=vp,
+        kb=min(kp, 128 if half else 64),
+        bv=bv,
+        bv_save=bv_save,
+        gkb=min(kp, 64 if half else 32),
+        vb=min(vp, 128 if half else 32),
+        tma=tma,
+        fast=True,
+        score=score,
+        gscore=gscore,
+        prec=prec,
+        gprec=gprec,
+        prep=Launch(4),
+        scan=scan,
+        save=save,
+        grad=Launch(4),
+    )
+
+
+def _stages(chip: Chip, chunk: int, kp: int, bv: int, half: bool, output: bool, most: int) -> int:
+    """How many steps of a scan fit in shared memory beside the tile that is stored."""
+    size = 2 if half else 4
+    step = size * (chunk * (kp * (2 if output else 1) + bv) + (chunk * chunk if output else 0))
+    rest = size * bv * max(chunk, kp)
+    return max(1, min(most, (chip.smem - rest - 1024) // step))
+
+
+def time_segments(plan: VectorPlan, chip: Chip, heads: int, chunks: int) -> int:
+    """Stretches of time that run side by side: 1 unless few heads leave most of the chip idle over a long sequence."""
+    if plan.kp > 128 or chip.vendor == "interpreter":
+        return 1
+    return stretches(heads * (plan.vp // plan.bv), chip, chunks)
