@@ -17,6 +17,7 @@ _HOME = {
     "HGRNAttention": "hgrn",
     "KimiDeltaAttention": "kda",
     "MultiScaleRetention": "multiscale_retention",
+    "RWKV6Attention": "rwkv6",
 }
 
 __all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from fla.layers.hgrn2 import HGRN2Attention as HGRN2Attention
     from fla.layers.kda import KimiDeltaAttention as KimiDeltaAttention
     from fla.layers.multiscale_retention import MultiScaleRetention as MultiScaleRetention
+    from fla.layers.rwkv6 import RWKV6Attention as RWKV6Attention
 
 
 def __getattr__(name: str) -> Any:

@@ -29,5 +29,6 @@ FAMILIES = (
     Entry("hgrn2", "hgrn2", "HGRN2"),
     Entry("kda", "kda", "KDA"),
     Entry("retnet", "retnet", "RetNet"),
+    Entry("rwkv6", "rwkv6", "RWKV6"),
     Entry("transformer", "transformer", "Transformer"),
 )

@@ -164,6 +164,8 @@ class FLAPreTrainedModel(PreTrainedModel):
 class DecoderModel(FLAPreTrainedModel):
     """The stack of blocks."""
 
+    make_norm = staticmethod(make_norm)
+
     def __init__(self, config: Any) -> None:
         if getattr(config, "attnres_block_size", None) is not None:
             raise NotImplementedError(
@@ -175,7 +177,7 @@ class DecoderModel(FLAPreTrainedModel):
         self.embeddings: Any = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
         block = self.family.get(f"{self.family.stem}Block")
         self.layers = nn.ModuleList(block(config, i) for i in range(config.num_hidden_layers))
-        setattr(self, self.family.final_norm, make_norm(config))
+        setattr(self, self.family.final_norm, self.make_norm(config))
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -241,7 +243,7 @@ class DecoderModel(FLAPreTrainedModel):
                 output_attentions=False,
                 **kwargs,
             )
-        hidden_states = getattr(self, self.family.final_norm)(hidden_states)
+        hidden_states = getattr(self, self.family.final_norm)(hidden_states).to(inputs_embeds.dtype)
         if kept is not None:
             kept += (hidden_states,)
         cache = past_key_values if use_cache else None

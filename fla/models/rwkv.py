@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: MIT
+"""Decoders of RWKV: layer norms, and a feed-forward part that looks at the token before."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fla.layers.rwkv6 import LerpLinear, shift_tokens
+from fla.layers.utils import get_layer_cache, repad_hidden_states, unpad_hidden_states, update_layer_cache
+from fla.models.decoder import DecoderModel, GradientCheckpointingLayer, make_mixer, rescale_residual
+from fla.models.family import Family
+from fla.modules.activations import ACT2FN
+from fla.modules.norm import LayerNorm
+
+__all__ = ["RWKV6Block", "RWKV6FeedForward", "RWKVModel"]
+
+
+def make_layer_norm(config: Any) -> nn.Module:
+    """A layer norm: ours, which adds the residual in the same pass, or torch's. The keys are the same."""
+    norm: Any = LayerNorm if config.fuse_norm else nn.LayerNorm
+    return norm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
+
+
+class RWKV6FeedForward(nn.Module):
+    """``sigmoid(receptance(x)) * value(act(key(x)))``, where both see a mixture of each token with the one before."""
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__()
+        D, width = config.hidden_size, config.intermediate_size
+        if width is None:
+            width = -(-int(D * (config.hidden_ratio or 3.5)) // 32) * 32
+        self.hidden_size, self.intermediate_size, self.layer_idx = D, width, layer_idx
+        self.key = LerpLinear(D, width)
+        self.value = nn.Linear(width, D, bias=False)
+        self.receptance = LerpLinear(D, D)
+        self.act_fn = ACT2FN[config.hidden_act]
+
+    def forward(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = False,
+        cu_seqlens: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """``[B, T, D]`` to ``[B, T, D]``; arguments as for the token mixers. The last tokens are cached."""
+        batch, length = x.shape[:2]
+        state = get_layer_cache(self, past_key_values) or {}
+        x, indices, cu_seqlens = unpad_hidden_states(x, cu_seqlens, attention_mask, length)
+        delta, last = shift_tokens(x, cu_seqlens, state.get("ffn_state"), bool(use_cache))
+        y = self.receptance(x, delta).sigmoid() * self.value(self.act_fn(self.key(x, delta)))
+        if use_cache:  # the token mixer has counted the tokens
+            update_layer_cache(self, past_key_values, ffn_state=last, offset=0)
+        return repad_hidden_states(y, indices, batch, length)
+
+
+class RWKV6Block(GradientCheckpointingLayer):
+    """``h += attn(attn_norm(h)); h += ffn(ffn_norm(h))``, after a norm of the embeddings in layer 0."""
+
+    family: ClassVar[Family]
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__()
+        self.config, self.layer_idx = config, layer_idx
+        if config.norm_first and layer_idx == 0:
+            self.pre_norm = make_layer_norm(config)
+        self.attn_norm = make_layer_norm(config)
+        self.attn = make_mixer(self.family, config, layer_idx)
+        self.ffn_norm = make_layer_norm(config)
+        self.ffn = RWKV6FeedForward(config, layer_idx)
+
+    def reset_parameters(self) -> None:
+        """Shrink the output of the token mixer; what else there is initialises itself."""
+        rescale_residual(self.attn.o_proj, 2 * self.config.num_hidden_layers)  # type: ignore[arg-type]
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = False,
+        output_attentions: bool | None = False,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None, Any]:
+        """``[B, T, D]`` to ``(hidden_states, attention weights or None, past_key_values)``."""
+        residual = self.pre_norm(hidden_states) if hasattr(self, "pre_norm") else hidden_states
+        shared = {"attention_mask": attention_mask, "past_key_values": past_key_values, "use_cache": use_cache}
+        hidden_states, weights, past_key_values = self.attn(
+            hidden_states=self.attn_norm(residual), output_attentions=output_attentions, **shared, **kwargs
+        )
+        if self.config.fuse_norm:
+            hidden_states, residual = self.ffn_norm(hidden_states, residual, True)
+        else:
+            residual = residual + hidden_states
+            hidden_states = self.ffn_norm(residual)
+        return residual + self.ffn(hidden_states, **shared, **kwargs), weights, past_key_values
+
+
+class RWKVModel(DecoderModel):
+    """A :class:`DecoderModel` with layer norms."""
+
+    make_norm = staticmethod(make_layer_norm)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        cu_seqlens: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """See :meth:`DecoderModel.forward`."""
+        return super().forward(
+            input_ids,
+            attention_mask,
+            inputs_embeds,
+            past_key_values,
+            use_cache,
+            output_attentions,
+            output_hidden_states,
+            return_dict,
+            cu_seqlens=cu_seqlens,
+            **kwargs,
+        )
