@@ -13,9 +13,11 @@ _HOME = {
     "GatedDeltaNet": "gated_deltanet",
     "GatedDeltaNet2": "gdn2",
     "GatedLinearAttention": "gla",
+    "GatedSlotAttention": "gsa",
     "HGRN2Attention": "hgrn2",
     "HGRNAttention": "hgrn",
     "KimiDeltaAttention": "kda",
+    "LinearAttention": "linear_attn",
     "MultiScaleRetention": "multiscale_retention",
     "RWKV6Attention": "rwkv6",
 }
@@ -29,9 +31,11 @@ if TYPE_CHECKING:
     from fla.layers.gated_deltanet import GatedDeltaNet as GatedDeltaNet
     from fla.layers.gdn2 import GatedDeltaNet2 as GatedDeltaNet2
     from fla.layers.gla import GatedLinearAttention as GatedLinearAttention
+    from fla.layers.gsa import GatedSlotAttention as GatedSlotAttention
     from fla.layers.hgrn import HGRNAttention as HGRNAttention
     from fla.layers.hgrn2 import HGRN2Attention as HGRN2Attention
     from fla.layers.kda import KimiDeltaAttention as KimiDeltaAttention
+    from fla.layers.linear_attn import LinearAttention as LinearAttention
     from fla.layers.multiscale_retention import MultiScaleRetention as MultiScaleRetention
     from fla.layers.rwkv6 import RWKV6Attention as RWKV6Attention
 

@@ -191,6 +191,8 @@ class RebasedFeatureMap(nn.Module):
     ) -> None:
         super().__init__()
         self.head_dim, self.use_gamma, self.use_beta, self.normalize = head_dim, use_gamma, use_beta, normalize
+        self.gamma: nn.Parameter | None
+        self.beta: nn.Parameter | None
         self.register_parameter("gamma", nn.Parameter(torch.ones(head_dim)) if use_gamma else None)
         self.register_parameter("beta", nn.Parameter(torch.zeros(head_dim)) if use_beta else None)
 
