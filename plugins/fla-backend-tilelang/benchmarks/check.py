@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: MIT
+# ruff: noqa: E402  (the path comes first)
+"""Check the TileLang programs on a card against the float64 recurrence, then time them: `check.py check|time`.
+
+One process a case: a fault in one leaves the others alone, and programs compile side by side.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT / "plugins/fla-backend-tilelang/src"), str(ROOT / "benchmarks/ops"), str(ROOT)]
+
+from check_delta import SHAPES, median_ms
+from delta_reference import make_inputs, ratio, recurrence
+from fla_backend_tilelang import scalar
+
+BF, HF = torch.bfloat16, torch.float16
+# name -> (inputs, changes of the call)
+CASES: dict[str, tuple[dict, dict]] = {
+    "plain": ({"T": 256, "H": 4, "K": 128}, {}),
+    "many": ({"T": 192, "H": 160, "K": 128}, {}),
+    "ragged": ({"B": 2, "T": 301, "H": 3, "K": 128, "initial": True}, {}),
+    "short": ({"B": 2, "T": 37, "H": 3, "K": 128, "initial": True}, {}),
+    "one": ({"B": 2, "T": 1, "H": 3, "K": 128, "initial": True}, {}),
+    "states": ({"B": 2, "T": 256, "H": 3, "K": 128, "initial": True, "v_first": True}, {}),
+    "packed": ({"T": 700, "H": 3, "K": 128, "initial": True, "sequences": 5}, {"cu": [0, 5, 5, 69, 400, 700]}),
+    "packed fp16": ({"T": 700, "H": 3, "K": 64, "dtype": HF}, {"cu": [0, 64, 192, 193, 700]}),
+    "grouped": ({"T": 200, "H": 2, "HV": 6, "K": 128, "initial": True}, {}),
+    "gate": ({"T": 200, "H": 2, "K": 128, "gate": "kernel", "raw_beta": True}, {"sigmoid": 2.0}),
+    "no decay": ({"T": 200, "H": 2, "K": 128, "gate": None}, {}),
+    "normed": ({"T": 200, "H": 2, "K": 128, "norm": False}, {}),
+    "K64 V128": ({"T": 200, "H": 2, "K": 64, "V": 128, "initial": True}, {}),
+    "K128 V64 fp16": ({"T": 200, "H": 2, "K": 128, "V": 64, "dtype": HF, "initial": True}, {}),
+    "strong": ({"T": 256, "H": 2, "K": 128, "shift": -20.0}, {}),
+}
+
+
+def case(name: str) -> bool:
+    settings, changes = CASES[name]
+    settings = {"dtype": BF, "device": "cuda", **settings}
+    x = make_inputs(**settings)
+    norm, cu, sigmoid = settings.get("norm", True), changes.get("cu"), changes.get("sigmoid", 0.0)
+    v_first = settings.get("v_first", False)
+    wide = {n: t.double() for n, t in x.items()}
+    want, state = recurrence(wide, norm=norm, sigmoid=sigmoid, v_first=v_first, cu=cu)
+    switches = scalar.Switches(norm=norm, sigmoid=sigmoid > 0, negative=sigmoid == 2.0, gate="A_log" in x)
+    cut = None if cu is None else torch.tensor(cu, device="cuda")
+    run = lambda: scalar.forward(
+        x["q"], x["k"], x["v"], x.get("g"), x["beta"], None, x.get("initial_state"), True, v_first, cut,
+        x.get("A_log"), x.get("dt_bias"), switches,
+    )  # fmt: skip
+    o, final = run()
+    again, _ = run()
+    errors = {"o": ratio(o, want), "state": ratio(final, state)}
+    good = all(e < 5e-3 for e in errors.values()) and torch.equal(o, again)
+    print("ok " if good else "BAD", name, {n: f"{e:.1e}" for n, e in errors.items()}, flush=True)
+    return good
+
+
+def whole(shape: str, block: int | None = None, **settings) -> None:
+    B, T, H, D = SHAPES[shape]
+    x = make_inputs(B, T, H, None, D, dtype=BF, device="cuda")
+    if block:
+        scalar.choose_block = lambda *a: block
+    run = lambda: scalar.forward(
+        x["q"],
+        x["k"],
+        x["v"],
+        x["g"],
+        x["beta"],
+        None,
+        None,
+        False,
+        False,
+        None,
+        None,
+        None,
+        scalar.Switches(norm=True),
+    )
+    began = time.time()
+    run()
+    torch.cuda.synchronize()
+    first = time.time() - began
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as p:
+        for _ in range(5):
+            run()
+        torch.cuda.synchronize()
+    parts = {e.key[:24]: round(e.device_time_total / 5e3, 4) for e in p.key_averages() if "delta" in e.key}
+    began = time.perf_counter()
+    for _ in range(20):
+        run()
+    host = (time.perf_counter() - began) / 20 * 1e6
+    torch.cuda.synchronize()
+    print(f"{shape} block {block}: first {first:.1f} s, {median_ms(run):.4f} ms, host {host:.0f} us", parts, flush=True)
+
+
+def main() -> None:
+    what = sys.argv[1]
+    if what == "check":
+        names = sys.argv[2:] or list(CASES)
+        if len(names) == 1:
+            sys.exit(not case(names[0]))
+        running = {n: subprocess.Popen([sys.executable, __file__, "check", n], text=True, stdout=subprocess.PIPE,
+                                       stderr=subprocess.STDOUT) for n in names}  # fmt: skip
+        wrong = 0
+        for n, p in running.items():
+            text = p.communicate()[0].strip().splitlines()
+            lines = [line for line in text if line[:4] in ("ok  ", "BAD ")]
+            print(lines[-1] if lines else f"DIED {n}: " + " | ".join(text[-4:])[-700:], flush=True)
+            wrong += p.returncode != 0
+        sys.exit(wrong)
+    print(torch.cuda.get_device_name(), torch.__version__)
+    for shape in sys.argv[2:] or ("L", "M", "X"):
+        for block in (64, 128):
+            whole(shape, block)
+
+
+if __name__ == "__main__":
+    main()

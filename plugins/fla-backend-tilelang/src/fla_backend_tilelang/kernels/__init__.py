@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""TileLang programs. Importing one of these modules imports tilelang."""

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: MIT
+"""Where sequences and chunks lie. Nothing here waits for the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fla.ops._common.device_index import ChunkTable, chunk_table
+from fla_backend_tilelang.programs import blank
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Sequences of a call in chunks: a batch of equal ones, or packed ones by device-side tables."""
+
+    length: int
+    sequences: int
+    chunks: int
+    ragged: bool
+    found: ChunkTable | None
+    cu: Tensor | None
+
+    @classmethod
+    def of(cls, batch: int, length: int, chunk: int, cu_seqlens: Tensor | None) -> Tokens:
+        if cu_seqlens is None:
+            return cls(length, batch, batch * -(-length // chunk), length % chunk != 0, None, None)
+        found = chunk_table(batch, length, chunk, cu_seqlens)
+        return cls(length, found.sequences, found.chunks, True, found, cu_seqlens.to(torch.int32).contiguous())
+
+    @property
+    def packed(self) -> bool:
+        return self.found is not None
+
+    @property
+    def empty(self) -> bool:
+        return self.length == 0 or self.sequences == 0
+
+    def table(self, device: torch.device) -> Tensor:
+        """``[chunks, 4]``: first row, valid rows, sequence, chunk in it; not read for a batch."""
+        if self.found is None or self.found.rows is None:
+            return blank(device, torch.int32, 1, 4)
+        return self.found.rows
+
+    def cuts(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """First tokens and first chunks of the sequences, ``[N + 1]`` each; not read for a batch."""
+        if self.found is None or self.found.offsets is None or self.cu is None:
+            return blank(device, torch.int32, 2), blank(device, torch.int32, 2)
+        return self.cu, self.found.offsets
