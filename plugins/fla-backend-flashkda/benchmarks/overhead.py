@@ -19,7 +19,17 @@ import fla
 from fla.backends import last_decision, use_backend
 from fla.ops.kda import chunk_kda
 
-SHAPES = {"B1 T8192 H96": (1, 8192, 96), "B4 T2048 H16": (4, 2048, 16), "B1 T64 H2": (1, 64, 2)}
+#: Sequences, tokens, heads. The first two are where the plugin must cost nothing; the others fill the table of rule.py.
+SHAPES = [
+    (1, 8192, 96),
+    (4, 2048, 16),
+    (1, 32768, 16),
+    (1, 4096, 4),
+    (8, 512, 32),
+    (32, 128, 16),
+    (1, 512, 8),
+    (1, 64, 2),
+]
 D, BOUND, CALLS = 128, -5.0, 41
 
 
@@ -112,8 +122,9 @@ def main():
         versions[name] = importlib.metadata.version(name)
     results = {}
     with torch.no_grad():
-        for shape, sizes in SHAPES.items():
-            calls = ways(inputs(*sizes))
+        for B, T, H in SHAPES:
+            shape = f"B{B} T{T} H{H}"
+            calls = ways(inputs(B, T, H))
             want = calls["direct"]().float()
             for name, call in calls.items():
                 got = call().float()
