@@ -46,3 +46,8 @@ def covers_linear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> 
 def covers_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Answer:
     """Verifier of the rotary embedding."""
     return covers_plain(x, cos, sin)
+
+
+def covers_shift(x: Tensor, cache: Tensor | None) -> Answer:
+    """Verifier of the token shift."""
+    return covers_plain(x, cache)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fla.backends import CallFacts, dispatch
+from fla.modules._covers import covers_shift
 from fla.ops._common.checks import ArgumentError, check_floating, check_numel, check_same_device, check_varlen
 
 __all__ = ["TokenShift", "prepare_maxlens", "token_shift", "token_shift_bwd", "token_shift_fwd", "token_shift_ref"]
@@ -132,7 +133,14 @@ def _outputs(
     return (y, x.new_empty(N, x.shape[2])) if output_cache else y
 
 
-@dispatch("modules", facts=_FACTS, validate=_check, outputs=_outputs)
+@dispatch(
+    "modules",
+    facts=_FACTS,
+    validate=_check,
+    outputs=_outputs,
+    triton="fla.modules._shift.engine:token_shift",
+    triton_verifier=covers_shift,
+)
 def token_shift(
     x: Tensor,
     cu_seqlens: Tensor | None = None,

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""The Triton path of `fla.modules.token_shift`."""
