@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fla.ops._common.bound import Matrix, bind, hooks, plain
+
 
 class Launcher:
     """Launches one jit function.
@@ -58,37 +60,36 @@ class Launcher:
                 key.append(x.dtype)
                 aligned = aligned and not x.data_ptr() & 15
         # Any of the tensors tells the device; misaligned ones compile to other kernels, which Triton sorts out.
-        key.append(args[0].device.index)
+        key.append(args[0].get_device())
         signature = (*key, values, *options.values())
-        kernel = self._compiled.get(signature) if aligned else None
-        if kernel is not None:
-            kernel[grid, 1, 1](*args, *values)
+        known = self._compiled.get(signature) if aligned else None
+        if known is not None:
+            kernel, go, listening, stream = known
+            if go is None or listening():
+                kernel[grid, 1, 1](*plain(args), *values)
+            else:
+                go(grid, stream(key[-1]), args)
             return
         names = tuple(p.name for p in getattr(self.fn, "params", ()) if p.is_constexpr)
         if names and names != tuple(meta):
             raise TypeError(f"{self.fn.__name__} takes the constexprs {names}, got {tuple(meta)}")
-        kernel = self.fn[(grid,)](*args, **meta, **options)
+        kernel = self.fn[(grid,)](*plain(args), **meta, **options)
         # The interpreter returns nothing.
         if aligned and kernel is not None and self.remember:
-            self._compiled[signature] = kernel
+            self._compiled[signature] = (kernel, bind(kernel, args, values), *_surroundings())
 
 
 @functools.lru_cache(maxsize=1)
-def _descriptor_class() -> Any:
-    from triton.tools.tensor_descriptor import TensorDescriptor
+def _surroundings() -> tuple[Any, Any]:
+    """Whether somebody listens to launches, and the current stream of a device."""
+    from triton.runtime import driver
 
-    return TensorDescriptor
+    return hooks(), driver.active.get_current_stream
 
 
-def descriptor(x: Tensor, rows: int, cols: int, block_rows: int, block_cols: int) -> Any:
-    """A tensor descriptor of ``x`` as a row-major `[rows, cols]` matrix.
-
-    Made without the checks of its constructor, which cost more than the object: the callers' policies use descriptors
-    for contiguous tensors with rows of a multiple of 16 bytes only.
-    """
-    d = object.__new__(_descriptor_class())
-    d.base, d.shape, d.strides, d.block_shape = x, [rows, cols], [cols, 1], [block_rows, block_cols]
-    return d
+def descriptor(x: Tensor, rows: int, cols: int, block_rows: int, block_cols: int) -> Matrix:
+    """``x`` as a row-major `[rows, cols]` matrix that the kernel reads by tensor descriptor."""
+    return Matrix((x, rows, cols, block_rows, block_cols))
 
 
 def on_device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
