@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fla.backends import needs_backward
 from fla.ops._common.launch import on_device
 from fla.ops._linear.vector import Work
 

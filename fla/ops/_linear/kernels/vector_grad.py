@@ -109,7 +109,6 @@ def vector_grad(
     """
     NG: tl.constexpr = KP // KB
     RAW: tl.constexpr = GPREC == "raw"
-    GP: tl.constexpr = "raw" if RAW else "bits"
     pid = tl.program_id(0)
     c0 = (pid % NG) * KB
     h = (pid // NG) % H

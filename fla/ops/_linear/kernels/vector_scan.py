@@ -29,8 +29,8 @@ def vector_scan(
     decay, tiles, mats, x, o, states, h0, ht, entry, total, cu, offsets, T, NT, H, segments, parts, C: tl.constexpr,
     K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr, OUT: tl.constexpr,
     SAVE: tl.constexpr, INIT: tl.constexpr, FINAL: tl.constexpr, SPLIT: tl.constexpr, REVERSE: tl.constexpr,
-    VFIRST: tl.constexpr, DT: tl.constexpr, OT: tl.constexpr, PREC: tl.constexpr, VARLEN: tl.constexpr, ROWS: tl.constexpr,
-    TMA: tl.constexpr, OTMA: tl.constexpr, STAGES: tl.constexpr,
+    VFIRST: tl.constexpr, DT: tl.constexpr, OT: tl.constexpr, PREC: tl.constexpr, VARLEN: tl.constexpr,
+    ROWS: tl.constexpr, TMA: tl.constexpr, OTMA: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One program per (V block, head, stretch, sequence). REVERSE: from the last chunk to the first, with the tiles of
     read and write swapped; ``x`` is v or do, ``o`` is o or dv, ``h0`` what the first chunk in this order starts from.

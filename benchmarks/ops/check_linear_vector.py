@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: MIT
+"""Check and time the kernels of the linear engine with a decay per channel on a GPU.
+
+``check_linear_vector.py check [CASE ...]``: every case against the float64 recurrence, each in a process of its own,
+three times over. ``time [SHAPE ...]``: whole calls; ``kernels [SHAPE ...]``: each kernel by variants of its launch.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.join(HERE, "../..")]
+
+from linear_vector_reference import make_inputs, ratio, with_gradients  # noqa: E402
+
+from fla.ops._common.policy import Launch, chip_of  # noqa: E402
+from fla.ops._linear.vector import Work  # noqa: E402
+from fla.ops._linear.vector_autograd import vector_linear  # noqa: E402
+from fla.ops._linear.vector_policy import vector_plan  # noqa: E402
+
+BF, HF, F32 = torch.bfloat16, torch.float16, torch.float32
+INF = float("inf")
+
+# name -> (inputs, settings: "cu", "v_first", "reverse", "change" of the plan, "segments")
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({"T": 512, "H": 4, "gate_dtype": BF}, {}),
+    "many heads": ({"T": 192, "H": 70, "B": 2, "gate_dtype": BF}, {}),
+    "fp32 gates": ({"T": 512, "H": 4}, {}),
+    "ragged, states": ({"T": 300, "H": 4, "B": 2, "initial": True}, {}),
+    "V first, many heads": ({"T": 320, "H": 70, "initial": True, "v_first": True}, {"v_first": True}),
+    "no tree": ({"T": 256, "H": 4, "shift": 3.0}, {}),
+    "only tree": ({"T": 256, "H": 4, "gate_dtype": BF}, {"change": {"fast": False}}),
+    "only tree, many heads": ({"T": 256, "H": 70, "initial": True}, {"change": {"fast": False}}),
+    "strong": ({"T": 300, "H": 4, "strength": 10.0, "initial": True}, {}),
+    "strong bf16 gates": ({"T": 256, "H": 70, "strength": 10.0, "gate_dtype": BF}, {}),
+    "-20": ({"T": 256, "H": 4, "shift": -20.0}, {}),
+    "-inf": ({"T": 300, "H": 4, "low": -INF, "initial": True, "gate_dtype": BF}, {}),
+    "-1000": ({"T": 300, "H": 4, "low": -1000.0}, {}),
+    "0 and -30": ({"T": 256, "H": 4, "low": -30.0, "strength": 0.0}, {}),
+    "no decay": ({"T": 512, "H": 4, "strength": 0.0}, {}),
+    "fp16": ({"T": 512, "H": 4, "dtype": HF, "initial": True}, {}),
+    "fp16 many heads": ({"T": 512, "H": 70, "dtype": HF, "initial": True}, {}),
+    "fp16 strong": ({"T": 300, "H": 4, "dtype": HF, "strength": 10.0}, {}),
+    "varlen": ({"T": 512, "H": 4, "sequences": 6, "initial": True}, {"cu": [0, 15, 15, 100, 300, 300, 512]}),
+    "varlen fp16 D64": ({"T": 300, "H": 4, "K": 64, "dtype": HF}, {"cu": [0, 15, 100, 300]}),
+    "D64": ({"T": 300, "H": 4, "K": 64, "initial": True}, {}),
+    "K128 V64": ({"T": 300, "H": 4, "V": 64}, {}),
+    "K64 V128": ({"T": 256, "H": 70, "K": 64, "V": 128, "initial": True}, {}),
+    "K16 V24": ({"T": 200, "H": 4, "K": 16, "V": 24}, {}),
+    "K32": ({"T": 200, "H": 4, "K": 32}, {}),
+    "K60 V100 fp16": ({"T": 200, "H": 3, "B": 2, "K": 60, "V": 100, "dtype": HF, "initial": True}, {}),
+    "K33 V65": ({"T": 200, "H": 3, "K": 33, "V": 65}, {}),
+    "K153 V77": ({"T": 130, "H": 2, "K": 153, "V": 77}, {}),
+    "D256": ({"T": 192, "H": 2, "K": 256, "initial": True}, {}),
+    "K64 V256": ({"T": 192, "H": 70, "K": 64, "V": 256}, {}),
+    "K256 V64": ({"T": 192, "H": 70, "K": 256, "V": 64}, {}),
+    "D512": ({"T": 130, "H": 1, "K": 512}, {}),
+    "K320 V512": ({"T": 130, "H": 1, "K": 320, "V": 512, "dtype": HF}, {}),
+    "split": ({"T": 1000, "H": 2, "initial": True}, {"segments": 4}),
+    "split varlen": ({"T": 700, "H": 2, "initial": True, "sequences": 3}, {"segments": 4, "cu": [0, 3, 500, 700]}),
+    "split by policy": ({"T": 4096, "H": 1, "K": 64, "initial": True}, {}),
+    "reverse": ({"T": 200, "H": 2, "initial": True, "sequences": 2}, {"reverse": True, "cu": [0, 70, 200]}),
+    "bonus": ({"T": 300, "H": 4, "bonus": True, "initial": True}, {}),
+    "bonus, many heads": ({"T": 256, "H": 70, "bonus": True, "gate_dtype": BF}, {}),
+    "bonus strong": ({"T": 256, "H": 4, "bonus": True, "strength": 20.0, "low": -INF}, {}),
+    "bonus only tree": ({"T": 256, "H": 4, "bonus": True}, {"change": {"fast": False}}),
+    "bonus fp16 K100": ({"T": 130, "H": 4, "K": 100, "bonus": True, "dtype": HF}, {}),
+    "values": ({"T": 300, "H": 4, "gate": "gv", "V": 64, "initial": True}, {}),
+    "values, many heads": ({"T": 256, "H": 70, "gate": "gv", "V": 64, "gate_dtype": BF}, {}),
+    "values strong": ({"T": 256, "H": 4, "gate": "gv", "strength": 20.0, "low": -INF}, {}),
+    "values only tree": ({"T": 256, "H": 4, "gate": "gv", "V": 32}, {"change": {"fast": False}}),
+    "values V first varlen": (
+        {"T": 256, "H": 4, "gate": "gv", "initial": True, "v_first": True, "sequences": 2},
+        {"cu": [0, 100, 256], "v_first": True},
+    ),
+    "fp32": ({"T": 150, "H": 2, "K": 64, "dtype": F32, "initial": True}, {}),
+    "fp32 128": ({"T": 150, "H": 70, "dtype": F32}, {}),
+    "fp32 strong": ({"T": 150, "H": 2, "dtype": F32, "strength": 20.0}, {}),
+    "fp32 K256": ({"T": 100, "H": 2, "K": 256, "V": 64, "dtype": F32, "initial": True}, {}),
+    "fp32 K512": ({"T": 70, "H": 1, "K": 512, "V": 64, "dtype": F32}, {}),
+    "fp32 values": ({"T": 100, "H": 2, "K": 64, "V": 32, "gate": "gv", "dtype": F32}, {}),
+    "fp32 bonus": ({"T": 100, "H": 2, "K": 64, "bonus": True, "dtype": F32}, {}),
+    "T1": ({"T": 1, "B": 2, "H": 2, "initial": True}, {}),
+    "tiny gradients": ({"T": 256, "H": 4}, {"scale_do": 1e-7}),
+}
+# B, T, H, K, V, further inputs
+SHAPES: dict[str, tuple[int, int, int, int, int, dict[str, Any]]] = {
+    "L": (1, 8192, 96, 128, 128, {}),
+    "L fp32 gates": (1, 8192, 96, 128, 128, {"gate_dtype": F32}),
+    "L strong": (1, 8192, 96, 128, 128, {"strength": 10.0}),
+    "L rwkv6": (1, 8192, 96, 128, 128, {"bonus": True}),
+    "L slots": (1, 8192, 96, 64, 128, {}),
+    "L into slots": (1, 8192, 96, 128, 64, {"gate": "gv"}),
+    "M": (4, 2048, 16, 128, 128, {}),
+    "X": (1, 32768, 16, 128, 128, {}),
+}
+
+
+def _plan(x: dict[str, Tensor], change: dict[str, Any], sequences: int) -> Any:
+    k, v = (x["v"], x["k"]) if "gv" in x else (x["k"], x["v"])
+    dtype = str(k.dtype).removeprefix("torch.")
+    plan = vector_plan(chip_of(k.device), dtype, k.shape[-1], v.shape[-1], heads=sequences * k.shape[2])
+    return dataclasses.replace(plan, **change)
+
+
+def check(name: str, device: str = "cuda") -> dict[str, Any]:
+    """Errors of one case ("err"), those over the limit ("wrong"), and whether three runs agree bit for bit."""
+    inputs, s = CASES[name]
+    cu, change, scale_do = s.get("cu"), s.get("change"), s.get("scale_do", 1.0)
+    sequences = len(cu) - 1 if cu else None
+    x = make_inputs(**{"K": 128, "dtype": BF, "sequences": sequences, **inputs}, device=device)
+    dtype = x["q"].dtype
+    gen = torch.Generator(device=device).manual_seed(1)
+    do = (torch.randn(x["v"].shape, generator=gen, device=device) * scale_do).to(dtype)
+    make: dict[str, Any] = {"segments": s["segments"]} if "segments" in s else {}
+    if change:
+        make["plan"] = _plan(x, change, sequences or x["q"].shape[0])
+    kw: dict[str, Any] = {"v_first": s.get("v_first", False), "cu": cu, "reverse": s.get("reverse", False)}
+    call = {"state_v_first": kw["v_first"], "reverse": kw["reverse"], **make}
+    call["cu_seqlens"] = torch.tensor(cu, device=device) if cu else None
+    runs: list[dict[str, Tensor]] = []
+    for _ in range(3):
+        y = {n: t.clone().requires_grad_() for n, t in x.items()}
+        o, ht = vector_linear(**y, output_final_state=True, **call)
+        assert ht is not None
+        dht = torch.randn(ht.shape, generator=gen.manual_seed(2), device=device) * scale_do
+        grads = torch.autograd.grad((o, ht), list(y.values()), (do.to(o.dtype), dht))
+        runs.append({"o": o.detach(), "ht": ht.detach(), **dict(zip(y, grads, strict=True))})
+    ref = with_gradients(x, do, dht, **kw)
+    err = {n: ratio(runs[0][n] / (scale_do if n in x else 1), ref[n] / (scale_do if n in x else 1)) for n in ref}
+    forward, backward = (1e-4, 1e-4) if dtype == F32 else (5e-3, 1e-2)
+    wrong = {n: e for n, e in err.items() if not e < (forward if n in ("o", "ht") else backward)}
+    same = all(torch.equal(r[n], runs[0][n]) for r in runs for n in ref)
+    return {"err": err, "wrong": wrong, "same": same}
+
+
+def _report(name: str) -> bool:
+    t = time.time()
+    r = check(name)
+    errors = " ".join(f"{n} {e:.1e}" for n, e in r["err"].items())
+    bad = f" WRONG {sorted(r['wrong'])}" if r["wrong"] else ""
+    print(f"{name:24s} {time.time() - t:5.1f} s  {errors}{bad}{'' if r['same'] else ' UNSTEADY'}", flush=True)
+    return not r["wrong"] and r["same"]
+
+
+def _one(name: str) -> bool:
+    run = subprocess.run(
+        [sys.executable, __file__, "case", name], capture_output=True, text=True, timeout=100, check=False
+    )
+    print(run.stdout, end="")
+    if run.returncode and "WRONG" not in run.stdout and "UNSTEADY" not in run.stdout:
+        print(f"{name:24s} FAILED {run.stderr.strip()[-300:]}", flush=True)
+    return run.returncode == 0
+
+
+def check_all(names: list[str], workers: int) -> bool:
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        good = list(pool.map(_one, names))
+    print(f"{sum(good)} of {len(good)} cases right", flush=True)
+    return all(good)
+
+
+def median(fn: Callable[[], Any], flush: Tensor, times: int = 11) -> float:
+    """Device milliseconds: the queue is kept busy while the call is launched."""
+    fn()
+    out = []
+    for _ in range(times):
+        flush.zero_()
+        torch.cuda._sleep(400_000)
+        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        a.record()
+        fn()
+        b.record()
+        torch.cuda.synchronize()
+        out.append(a.elapsed_time(b))
+    return sorted(out)[times // 2]
+
+
+def _inputs(shape: str) -> dict[str, Tensor]:
+    B, T, H, K, V, more = SHAPES[shape]
+    return make_inputs(B, T, H, K, V, device="cuda", **{"dtype": BF, "gate_dtype": BF, **more})
+
+
+def whole(shape: str, flush: Tensor) -> str:
+    x = {n: t.requires_grad_() for n, t in _inputs(shape).items()}
+    do = torch.randn_like(x["v"])
+    t = time.time()
+    o, _ = vector_linear(**x)
+    torch.cuda.synchronize()
+    first = time.time() - t
+    torch.autograd.grad(o, list(x.values()), do)
+    torch.cuda.synchronize()
+    row = f"{shape}: first call {first:.1f} s, with backward {time.time() - t:.1f} s"
+    del o
+
+    def both() -> None:
+        torch.autograd.grad(vector_linear(**x)[0], list(x.values()), do)
+
+    torch.cuda.reset_peak_memory_stats()
+    m0 = torch.cuda.memory_allocated()
+    both()
+    torch.cuda.synchronize()
+    row += f", peak {(torch.cuda.max_memory_allocated() - m0) / 1e9:.2f} GB"
+    with torch.no_grad():
+        row += f", fwd {median(lambda: vector_linear(**x), flush):.3f}"
+    return row + f", fwd+bwd {median(both, flush):.3f} ms"
+
+
+def _variants(plan: Any) -> dict[str, dict[str, Any]]:
+    return {
+        "plan": {},
+        "prep r168, grad r168": {"prep": Launch(4, 1, 168), "grad": Launch(4, 1, 168)},
+        "prep 8w, grad 8w": {"prep": Launch(8), "grad": Launch(8)},
+        "pointers, kb64, gkb32": {"tma": False, "kb": 64, "gkb": 32},
+        "bv64 s3, save s4": {"bv": 64, "scan": Launch(4, 3), "save": Launch(4, 4)},
+        "bv64 s2, save 128": {"bv": 64, "scan": Launch(4, 2), "bv_save": 128, "save": Launch(8, 3)},
+    }
+
+
+def kernels(shape: str, flush: Tensor) -> None:
+    x = _inputs(shape)
+    do = torch.randn_like(x["v"])
+    base = _plan(x, {}, x["q"].shape[0])
+    for name, change in _variants(base).items():
+        row = {}
+        try:
+            plan = dataclasses.replace(base, **change)
+            work = Work(x["q"], x["k"], x["v"], x["gk"], x.get("bonus"), 1.0, False, None, plan=plan, segments=1)
+            row["prep"] = median(work.prep, flush)
+            row["scan"] = median(lambda: work.scan(x["v"], None), flush)  # noqa: B023
+            row["save"] = median(lambda: work.scan(x["v"], None, out=False, save=True), flush)  # noqa: B023
+            row["reverse"] = median(lambda: work.scan(do, None, reverse=True, save=True), flush)  # noqa: B023
+            states = work.scan(x["v"], None, out=False, save=True)[1]
+            exits = work.scan(do, None, reverse=True, save=True)[1]
+            assert states is not None
+            row["grad"] = median(lambda: work.grad(do, states, exits), flush)  # noqa: B023
+            print(f"{shape} {name}: " + "  ".join(f"{n} {ms:.3f}" for n, ms in row.items()), flush=True)
+        except Exception as e:
+            print(f"{shape} {name}: {row} {e!r:.120}", flush=True)
+
+
+def main() -> None:
+    what, names = (sys.argv[1:2] or ["check"])[0], sys.argv[2:]
+    if what == "case":
+        sys.exit(0 if _report(names[0]) else 1)
+    if what == "check":
+        sys.exit(0 if check_all(names or list(CASES), int(os.environ.get("WORKERS", "12"))) else 1)
+    flush = torch.empty(1 << 27, dtype=torch.int8, device="cuda")
+    for shape in names or list(SHAPES):
+        if what == "time":
+            print(whole(shape, flush), flush=True)
+        else:
+            kernels(shape, flush)
+
+
+if __name__ == "__main__":
+    main()
