@@ -9,13 +9,16 @@ The classes may be split evenly over the ranks of a process group, in rank order
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from fla.modules._dtype import upcast
+from fla.backends import CallFacts, dispatch
+from fla.modules._dtype import accumulation_dtype
+from fla.modules._loss import torch_rows
+from fla.modules._loss.torch_rows import shard
 from fla.ops._common.checks import ArgumentError
 
 __all__ = ["cross_entropy_bwd", "cross_entropy_fwd", "cross_entropy_loss"]
@@ -37,34 +40,27 @@ def check_target(logits: Tensor, target: Tensor, classes: int, ignore_index: int
             )
 
 
-def _transform(logits: Tensor, scale: float, cap: float | None) -> Tensor:
-    z = upcast(logits)
-    if scale != 1.0:
-        z = z * scale
-    return z if cap is None else cap * torch.tanh(z / cap)
+_FACTS = CallFacts(
+    tensors=("logits",), key="logits", value="logits", initial_state=None, state_v_first=None, cu_seqlens=None
+)
 
 
-class _Shard(NamedTuple):
-    """The classes ``[start, start + V)`` of ``total`` that this rank holds."""
-
-    total: int
-    start: int
-
-
-def _shard(logits: Tensor, process_group: Any) -> _Shard:
-    V = logits.shape[-1]
-    if process_group is None:
-        return _Shard(V, 0)
-    return _Shard(V * dist.get_world_size(process_group), V * dist.get_rank(process_group))
+def covers(logits: Tensor, ignore_index: int) -> tuple[bool, str | None]:
+    """Verifier of the Triton path."""
+    if logits.dtype == torch.float64:
+        return False, "the Triton kernels compute in float32, float64 runs in PyTorch"
+    if not -(2**31) <= ignore_index < 2**31:
+        return False, f"the Triton kernels compare with an int32 ignore_index, got {ignore_index}"
+    return True, None
 
 
-def _local(target: Tensor, start: int, V: int) -> tuple[Tensor, Tensor]:
-    """Column of each target on this rank (0 where it has none), and whether it has one. Shape ``[N, 1]``."""
-    column = target.long()[:, None] - start
-    mine = (column >= 0) & (column < V)
-    return column.where(mine, 0), mine
-
-
+@dispatch(
+    "modules",
+    facts=_FACTS,
+    triton="fla.modules._loss.entry:cross_entropy_fwd",
+    triton_verifier=covers,
+    differentiable=False,
+)
 def cross_entropy_fwd(
     logits: Tensor,
     target: Tensor,
@@ -81,25 +77,25 @@ def cross_entropy_fwd(
         ``loss``, ``z_loss`` (already part of ``loss``) and ``lse``, each ``[N]`` float32 (float64 for float64 logits),
         the number of classes over all ranks, and the first class of this rank.
     """
-    V = logits.shape[-1]
-    total, start = _shard(logits, process_group)
-    z = _transform(logits, logit_scale, logit_softcapping)
-    lse = torch.logsumexp(z, -1)
-    column, mine = _local(target, start, V)
-    # -inf logits stand for forbidden classes; 0 * -inf must not make the row NaN.
-    picked = z.gather(1, column).masked_fill(~mine, 0.0).squeeze(1)
-    reward = picked if label_smoothing == 0.0 else (1 - label_smoothing) * picked + label_smoothing / total * z.sum(-1)
-    if process_group is not None:
-        parts = [torch.empty_like(lse) for _ in range(dist.get_world_size(process_group))]
-        dist.all_gather(parts, lse, group=process_group)
-        lse = torch.logsumexp(torch.stack(parts), 0)
-        dist.all_reduce(reward, group=process_group)
-    ignored = target == ignore_index
-    z_loss = (lse_square_scale * lse.square()).masked_fill(ignored, 0.0)
-    loss = (lse - reward).masked_fill(ignored, 0.0) + z_loss
-    return loss, z_loss, lse, total, start
+    return torch_rows.cross_entropy_fwd(
+        logits,
+        target,
+        label_smoothing,
+        logit_scale,
+        lse_square_scale,
+        logit_softcapping,
+        ignore_index,
+        process_group,
+    )
 
 
+@dispatch(
+    "modules",
+    facts=_FACTS,
+    triton="fla.modules._loss.entry:cross_entropy_bwd",
+    triton_verifier=covers,
+    differentiable=False,
+)
 def cross_entropy_bwd(
     logits: Tensor,
     target: Tensor,
@@ -120,30 +116,34 @@ def cross_entropy_bwd(
         logits, target, lse: as given to and returned by :func:`cross_entropy_fwd`.
         dloss: ``[N]``, gradient of each row's loss.
     """
-    V = logits.shape[-1]
-    total = V if total_classes is None else total_classes
-    z = _transform(logits, logit_scale, logit_softcapping)
-    grad = torch.exp(z - lse[:, None])
-    if lse_square_scale != 0.0:
-        grad = grad * (1 + 2 * lse_square_scale * lse[:, None])
-    column, mine = _local(target, class_start_idx, V)
-    grad.scatter_add_(1, column, mine.to(grad.dtype) * -(1 - label_smoothing))
-    if label_smoothing != 0.0:
-        grad -= label_smoothing / total
-    grad *= (dloss * logit_scale).masked_fill(target == ignore_index, 0.0).to(grad.dtype)[:, None]
-    if logit_softcapping is not None:
-        grad *= 1 - (z / logit_softcapping).square()
-    return logits.copy_(grad) if inplace_backward else grad.to(logits.dtype)
+    return torch_rows.cross_entropy_bwd(
+        logits,
+        target,
+        lse,
+        dloss,
+        label_smoothing,
+        logit_scale,
+        lse_square_scale,
+        logit_softcapping,
+        ignore_index,
+        total_classes,
+        class_start_idx,
+        inplace_backward,
+    )
+
+
+Run = tuple[Callable[..., Any], Callable[..., Tensor]]
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, target: Tensor, options: dict[str, Any], inplace: bool, process_group: Any
+        ctx: Any, logits: Tensor, target: Tensor, options: dict[str, Any], inplace: bool, process_group: Any, run: Run
     ) -> tuple[Tensor, Tensor]:
-        loss, z_loss, lse, total, start = cross_entropy_fwd(logits, target, **options, process_group=process_group)
+        loss, z_loss, lse, total, start = run[0](logits, target, **options, process_group=process_group)
         ctx.save_for_backward(logits, target, lse)
         ctx.options = {**options, "total_classes": total, "class_start_idx": start, "inplace_backward": inplace}
+        ctx.bwd = run[1]
         ctx.mark_non_differentiable(z_loss)
         return loss, z_loss
 
@@ -151,11 +151,59 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, dloss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         logits, target, lse = ctx.saved_tensors
         # Writing over the saved logits is what the caller asked for; detached, autograd does not object.
-        logits = logits.detach()
-        grad = cross_entropy_bwd(logits, target, lse, dloss, **ctx.options)
-        return grad, None, None, None, None
+        return ctx.bwd(logits.detach(), target, lse, dloss, **ctx.options), None, None, None, None, None
 
 
+def differentiable(
+    logits: Tensor, target: Tensor, options: dict[str, Any], inplace: bool, process_group: Any, run: Run
+) -> tuple[Tensor, Tensor]:
+    """``loss`` and ``z_loss`` by the two functions of ``run``, with autograd."""
+    return _CrossEntropy.apply(logits, target, options, inplace, process_group, run)
+
+
+def _check(logits: Tensor, target: Tensor, ignore_index: int, process_group: Any) -> None:
+    check_target(logits, target, shard(logits, process_group).total, ignore_index)
+
+
+def _outputs(logits: Tensor) -> tuple[Tensor, Tensor]:
+    wide = accumulation_dtype(logits.dtype)
+    return logits.new_empty(logits.shape[0], dtype=wide), logits.new_empty(logits.shape[0], dtype=wide)
+
+
+class _Pair:
+    """Forward and backward of :func:`cross_entropy_loss` for torch.compile, where logits are never written over."""
+
+    @staticmethod
+    def _options(args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return args[2:7]
+
+    def forward(self, *args: Any) -> tuple[tuple[Tensor, Tensor], Sequence[Tensor]]:
+        loss, z_loss, lse, _, _ = cross_entropy_fwd(args[0], args[1], *self._options(args))
+        return (loss, z_loss), (lse,)
+
+    def saved(self, *args: Any) -> Sequence[Tensor]:
+        return (_outputs(args[0])[0],)
+
+    def backward(
+        self,
+        args: tuple[Any, ...],
+        saved: Sequence[Tensor],
+        grads: Sequence[Tensor | None],
+        needed: Sequence[bool],
+    ) -> Sequence[Tensor | None]:
+        if grads[0] is None or not needed[0]:
+            return (None, None)
+        return (cross_entropy_bwd(args[0], args[1], saved[0], grads[0], *self._options(args)), None)
+
+
+@dispatch(
+    "modules",
+    facts=_FACTS,
+    validate=_check,
+    outputs=_outputs,
+    triton="fla.modules._loss.entry:cross_entropy_loss",
+    triton_verifier=covers,
+)
 def cross_entropy_loss(
     logits: Tensor,
     target: Tensor,
@@ -186,7 +234,6 @@ def cross_entropy_loss(
     Raises:
         ArgumentError: shapes or dtypes that do not fit, or (on the CPU) a target that is not a class.
     """
-    check_target(logits, target, _shard(logits, process_group).total, ignore_index)
     options = {
         "label_smoothing": label_smoothing,
         "logit_scale": logit_scale,
@@ -194,4 +241,8 @@ def cross_entropy_loss(
         "logit_softcapping": logit_softcapping,
         "ignore_index": ignore_index,
     }
-    return _CrossEntropy.apply(logits, target, options, inplace_backward, process_group)
+    run = (torch_rows.cross_entropy_fwd, torch_rows.cross_entropy_bwd)
+    return differentiable(logits, target, options, inplace_backward, process_group, run)
+
+
+cross_entropy_loss.op.pair = _Pair()  # type: ignore[attr-defined]

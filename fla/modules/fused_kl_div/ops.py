@@ -3,20 +3,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from fla.backends import dispatch
-from fla.modules._dtype import accumulation_dtype, autocast_dtype, upcast
+from fla.backends.devices import has_triton_driver
+from fla.modules._dtype import accumulation_dtype, autocast_dtype
 from fla.modules._facts import ROWS
-from fla.modules.fused_linear_cross_entropy.ops import (
-    add_weight_grad,
-    fused_linear_cross_entropy_bwd,
-    token_chunks,
-)
+from fla.modules._loss.products import add_weight_grad, linear_, token_chunks
+from fla.modules._loss.torch_rows import divergence_
+from fla.modules.fused_linear_cross_entropy.ops import fused_linear_cross_entropy_bwd
 from fla.ops._common.checks import ArgumentError, check_floating, check_same_device
 
 __all__ = [
@@ -26,6 +26,49 @@ __all__ = [
     "fused_kl_div_fwd",
     "fused_kl_div_loss",
 ]
+
+
+Divergence = Callable[[Tensor, Tensor, float, bool], Tensor]
+
+
+def run_chunks(
+    x: Tensor,
+    target_x: Tensor,
+    weight: Tensor,
+    target_weight: Tensor,
+    reduction: str,
+    accumulate_grad_in_fp32: bool,
+    use_dx: bool,
+    use_dw: bool,
+    divergence: Divergence,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Loss and, for a loss gradient of one, the gradients of ``x`` and ``weight`` that are asked for."""
+    (N, H), V = x.shape, weight.shape[0]
+    dtype, teacher_dtype = autocast_dtype(x), autocast_dtype(target_x)
+    wide = accumulation_dtype(dtype)
+    scale = 1 / max(1, N) if reduction == "batchmean" else 1.0
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        h, w = x.to(dtype), weight.to(dtype)
+        ht, wt = target_x.to(teacher_dtype), target_weight.to(teacher_dtype)
+        losses = torch.zeros(N, dtype=wide, device=x.device)
+        dx = torch.empty_like(h, memory_format=torch.contiguous_format) if use_dx else None
+        dw = None
+        if use_dw:
+            dw = torch.empty(V, H, dtype=wide if accumulate_grad_in_fp32 else weight.dtype, device=x.device)
+            dw = dw.zero_() if N == 0 else dw
+        chunks = token_chunks(N, H, V, 8, dtype.itemsize + teacher_dtype.itemsize)
+        most = chunks[0].stop if chunks else 0
+        ours, theirs = x.new_empty(most, V, dtype=dtype), x.new_empty(most, V, dtype=teacher_dtype)
+        for rows in chunks:
+            n = rows.stop - rows.start
+            student, teacher = linear_(ours[:n], h[rows], w, None), linear_(theirs[:n], ht[rows], wt, None)
+            losses[rows] = divergence(student, teacher, scale, use_dx or use_dw)
+            if dx is not None:
+                torch.mm(student, w, out=dx[rows])
+            if dw is not None:
+                add_weight_grad(dw, student, h[rows], first=rows.start == 0)
+        loss = losses.sum() * scale
+    return loss, None if dx is None else dx.to(x.dtype), None if dw is None else dw.to(weight.dtype)
 
 
 def fused_kl_div_fwd(
@@ -39,30 +82,12 @@ def fused_kl_div_fwd(
     use_dw: bool = True,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Loss and, for a loss gradient of one, the gradients of ``x`` and ``weight`` that are asked for."""
-    (N, H), V = x.shape, weight.shape[0]
-    dtype, teacher_dtype = autocast_dtype(x), autocast_dtype(target_x)
-    wide = accumulation_dtype(dtype)
-    scale = 1 / max(1, N) if reduction == "batchmean" else 1.0
-    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-        h, w = x.to(dtype), weight.to(dtype)
-        ht, wt = target_x.to(teacher_dtype), target_weight.to(teacher_dtype)
-        loss = torch.zeros((), dtype=wide, device=x.device)
-        dx = torch.empty_like(h) if use_dx else None
-        dw = torch.zeros_like(w, dtype=wide if accumulate_grad_in_fp32 else weight.dtype) if use_dw else None
-        for rows in token_chunks(N, H, V, 8):
-            student = torch.log_softmax(upcast(F.linear(h[rows], w)), -1)
-            teacher = torch.log_softmax(upcast(F.linear(ht[rows], wt)), -1).to(wide)
-            p = teacher.exp()
-            # A class that the teacher rules out (logit -inf) adds nothing, whatever the student says of it.
-            loss = loss + (p * (teacher - student)).masked_fill(p == 0, 0.0).sum() * scale
-            if dx is None and dw is None:
-                continue
-            grad = (student.exp().sub_(p).mul_(scale)).to(dtype)
-            if dx is not None:
-                torch.mm(grad, w, out=dx[rows])
-            if dw is not None:
-                add_weight_grad(dw, grad, h[rows])
-    return loss, None if dx is None else dx.to(x.dtype), None if dw is None else dw.to(weight.dtype)
+    run = divergence_
+    if has_triton_driver(x.device.type) and x.dtype != torch.float64:
+        from fla.modules._loss.entry import divergence_ as run
+    return run_chunks(
+        x, target_x, weight, target_weight, reduction, accumulate_grad_in_fp32, use_dx, use_dw, run
+    )  # fmt: skip
 
 
 def fused_kl_div_bwd(do: Tensor, dx: Tensor | None, dw: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -78,17 +103,74 @@ fused_kl_div_backward = fused_kl_div_bwd
 class _LinearKL(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, target_x: Tensor, weight: Tensor, target_weight: Tensor, reduction: str, fp32: bool
+        ctx: Any,
+        x: Tensor,
+        target_x: Tensor,
+        weight: Tensor,
+        target_weight: Tensor,
+        reduction: str,
+        fp32: bool,
+        divergence: Divergence,
     ) -> Tensor:
         needs = ctx.needs_input_grad
-        loss, *grads = fused_kl_div_fwd(x, target_x, weight, target_weight, reduction, fp32, needs[0], needs[2])
+        loss, *grads = run_chunks(x, target_x, weight, target_weight, reduction, fp32, needs[0], needs[2], divergence)
         ctx.save_for_backward(*grads)
         return loss
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
         dx, dw = fused_kl_div_bwd(do, *ctx.saved_tensors)
-        return dx, None, dw, None, None, None
+        return dx, None, dw, None, None, None, None
+
+
+def differentiable(
+    x: Tensor,
+    target_x: Tensor,
+    weight: Tensor,
+    target_weight: Tensor,
+    reduction: str,
+    fp32: bool,
+    divergence: Divergence,
+) -> Tensor:
+    """The loss by one of the two implementations of the divergence of rows, with autograd."""
+    return _LinearKL.apply(x, target_x, weight, target_weight, reduction, fp32, divergence)
+
+
+class _Pair:
+    """Forward and backward for torch.compile: the gradients come with the loss there too."""
+
+    def forward(self, *args: Any) -> tuple[Tensor, Sequence[Tensor]]:
+        loss, dx, dw = fused_kl_div_fwd(*args)
+        assert dx is not None
+        assert dw is not None
+        return loss, (dx, dw)
+
+    def saved(self, *args: Any) -> Sequence[Tensor]:
+        return [t.new_empty(t.shape) for t in (args[0], args[2])]
+
+    def backward(
+        self,
+        args: tuple[Any, ...],
+        saved: Sequence[Tensor],
+        grads: Sequence[Tensor | None],
+        needed: Sequence[bool],
+    ) -> Sequence[Tensor | None]:
+        do = grads[0]
+        if do is None:
+            return (None,) * 4
+        dx, dw = (g * do.to(g.dtype) if n else None for g, n in zip(saved, (needed[0], needed[2]), strict=True))
+        return (dx, None, dw, None)
+
+
+def _outputs(x: Tensor) -> Tensor:
+    return x.new_empty((), dtype=accumulation_dtype(autocast_dtype(x)))
+
+
+def _covers(x: Tensor, target_x: Tensor) -> tuple[bool, str | None]:
+    if torch.float64 in (x.dtype, target_x.dtype):
+        return False, "the Triton kernels compute in float32, float64 runs in PyTorch"
+    return True, None
 
 
 def _check(x: Tensor, target_x: Tensor, weight: Tensor, target_weight: Tensor) -> None:
@@ -108,8 +190,14 @@ def _check(x: Tensor, target_x: Tensor, weight: Tensor, target_weight: Tensor) -
             raise ArgumentError(f"`{name}` and `target_{name}` must have as many rows, got {a.shape[0]}, {b.shape[0]}.")
 
 
-# Without `outputs`: torch.compile traces the body, whose gradients come with the forward pass and are not run again.
-@dispatch("modules", facts=ROWS, validate=_check)
+@dispatch(
+    "modules",
+    facts=ROWS,
+    validate=_check,
+    outputs=_outputs,
+    triton="fla.modules._loss.entry:fused_kl_div_loss",
+    triton_verifier=_covers,
+)
 def fused_kl_div_loss(
     x: Tensor,
     target_x: Tensor,
@@ -135,4 +223,7 @@ def fused_kl_div_loss(
         RuntimeError: a tensor of the frozen teacher requires grad.
         ArgumentError: shapes, dtypes or devices that do not fit.
     """
-    return _LinearKL.apply(x, target_x, weight, target_weight, reduction, accumulate_grad_in_fp32)
+    return differentiable(x, target_x, weight, target_weight, reduction, accumulate_grad_in_fp32, divergence_)
+
+
+fused_kl_div_loss.op.pair = _Pair()  # type: ignore[attr-defined]
