@@ -35,7 +35,7 @@ TINY = {
 FULL = {"layers": [1], "num_heads": 4, "num_kv_heads": 2, "qkv_bias": True, "rope_theta": 500.0}
 WINDOWED = {"layers": [1], "num_heads": 2, "num_kv_heads": 1, "window_size": 6}
 # Two kinds of attention beside the family's mixer.
-MIXED = [WINDOWED, {**FULL, "layers": [2]}]
+MIXED = [{**WINDOWED, "layers": [0]}, {**FULL, "layers": [2]}]
 every_family = pytest.mark.parametrize("entry", FAMILIES, ids=lambda e: e.model_type)
 every_plan = pytest.mark.parametrize("attn", [FULL, WINDOWED, MIXED], ids=["full", "windowed", "mixed"])
 
@@ -72,17 +72,17 @@ def padded(B: int, T: int, pads: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 def test_the_plan_decides_what_a_layer_is(entry: Any):
     model, plain = make(entry, MIXED), make(entry, None)
     found = {a.layer_idx: a for a in attention_layers(model)}
-    plain_layers = [] if entry.model_type != "transformer" else [0]
-    assert sorted(found) == [*plain_layers, 1, 2]
-    sizes = [(a.num_heads, a.num_kv_heads, a.window_size, a.rope_theta) for a in (found[1], found[2])]
+    plain_layers = [] if entry.model_type != "transformer" else [1]
+    assert sorted(found) == sorted([0, *plain_layers, 2])
+    sizes = [(a.num_heads, a.num_kv_heads, a.window_size, a.rope_theta) for a in (found[0], found[2])]
     assert sizes == [(2, 1, 6, 10000.0), (4, 2, None, 500.0)]
     assert found[2].q_proj.bias is not None
     # The keys of the layer that stays are those of the family; the others differ in the mixer alone.
-    of = [{n for n in m.state_dict() if f"layers.{i}." in n} for m in (model, plain) for i in (0, 1)]
+    of = [{n for n in m.state_dict() if f"layers.{i}." in n} for m in (model, plain) for i in (1, 2)]
     assert of[0] == of[2]
     mixer = "mixer" if any(".mixer." in n for n in of[3]) else "attn"
-    own = {f"{mixer}.{n}" for n in found[1].state_dict()}
-    assert {n.split("layers.1.")[1] for n in of[1] if f".{mixer}." in n} == own
+    own = {f"{mixer}.{n}" for n in found[2].state_dict()}
+    assert {n.split("layers.2.")[1] for n in of[1] if f".{mixer}." in n} == own
     assert {n for n in of[1] if f".{mixer}." not in n} == {n for n in of[3] if f".{mixer}." not in n}
 
 
