@@ -2,16 +2,16 @@
 # ruff: noqa: E402  (the path comes first)
 """What a call costs the host: the whole of it, and its parts.
 
-`host_cost.py` on a GPU prints, per op, kernel time, the time that a caller with an idle queue sees, and host time. Without
-a GPU it launches through a driver that runs nothing (`stub_driver`), on CPU tensors: processor time of the same path less
-the driver's own work. `--profile OP` adds the functions that cost most.
+`host_cost.py` on a GPU prints, per op, kernel time, the time that a caller with an idle queue sees, and host time.
+Without a GPU it launches through a driver that runs nothing (`stub_driver`), on CPU tensors: processor time of the same
+path less the driver's own work. `--profile OP` adds the functions that cost most.
 """
 
 from __future__ import annotations
 
 import argparse
-import cProfile
 import contextlib
+import cProfile
 import os
 import pstats
 import sys
