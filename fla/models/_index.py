@@ -30,6 +30,7 @@ FAMILIES = (
     Entry("hgrn2", "hgrn2", "HGRN2"),
     Entry("kda", "kda", "KDA"),
     Entry("linear_attn", "linear_attn", "LinearAttention"),
+    Entry("mamba2", "mamba2", "Mamba2"),
     Entry("retnet", "retnet", "RetNet"),
     Entry("rwkv6", "rwkv6", "RWKV6"),
     Entry("transformer", "transformer", "Transformer"),

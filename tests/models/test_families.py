@@ -38,7 +38,7 @@ TINY = {
 TINY_OF = {
     "gsa": {"num_slots": 8},
     "hgrn": {"expand_ratio": 2},
-    "mamba2": {"state_size": 16, "expand": 1},
+    "mamba2": {"state_size": 16},
     "rwkv6": {"proj_low_rank_dim": 4, "gate_low_rank_dim": 6, "intermediate_size": 64},
 }
 STATE_DICTS = Path(__file__).parents[1] / "data" / "state_dicts"

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: MIT
+"""Decoders of Mamba: one mixer to a block, and no feed-forward part."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fla.models.decoder import DecoderModel, GradientCheckpointingLayer, make_mixer, make_norm, rescale_residual
+from fla.models.family import Family
+
+__all__ = ["MambaBlock", "MambaModel"]
+
+
+class MambaBlock(GradientCheckpointingLayer):
+    """``h += mixer(norm(h))``, with ``h`` in float32 where ``residual_in_fp32`` says so."""
+
+    family: ClassVar[Family]
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__()
+        self.config, self.layer_idx = config, layer_idx
+        self.norm = make_norm(config)
+        self.mixer = make_mixer(self.family, config, layer_idx)
+
+    def reset_parameters(self) -> None:
+        """Shrink the output where ``rescale_prenorm_residual`` says so; what else there is initialises itself."""
+        if self.config.rescale_prenorm_residual:
+            rescale_residual(self.mixer.out_proj, self.config.num_hidden_layers)  # type: ignore[arg-type]
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = False,
+        output_attentions: bool | None = False,
+        stream_dtype: torch.dtype | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None, Any]:
+        """``[B, T, D]`` to ``(hidden_states, attention weights or None, past_key_values)``.
+
+        Args:
+            stream_dtype: dtype of the inputs of the mixer; None for that of ``hidden_states``.
+        """
+        normed = self.norm(hidden_states)
+        mixed, weights, past_key_values = self.mixer(
+            hidden_states=normed if stream_dtype is None else normed.to(stream_dtype),
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            output_attentions=output_attentions,
+            **kwargs,
+        )
+        residual = hidden_states.float() if self.config.residual_in_fp32 else hidden_states
+        return residual + mixed, weights, past_key_values
+
+
+class MambaModel(DecoderModel):
+    """A :class:`DecoderModel` that takes checkpoints whose embedding is called ``embedding``."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.register_load_state_dict_pre_hook(_rename_embedding)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """See :meth:`DecoderModel.forward`."""
+        return super().forward(*args, **kwargs, stream_dtype=self.embeddings.weight.dtype)
+
+    # What inspect.signature shows, here and to transformers.
+    forward.__wrapped__ = DecoderModel.forward  # type: ignore[attr-defined]
+
+
+def _rename_embedding(module: Any, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
+    old = f"{prefix}embedding.weight"
+    if old in state_dict:
+        state_dict[f"{prefix}embeddings.weight"] = state_dict.pop(old)
