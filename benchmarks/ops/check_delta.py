@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: MIT
 # ruff: noqa: E402, B023  (the path comes first; closures are called before the loop goes on)
-"""Check and time the scalar-decay kernels on a GPU: `check_delta.py check`, `check_delta.py time`, or both."""
+"""Check and time the scalar-decay kernels on a GPU: `check_delta.py check [BEGIN ...]`, `check_delta.py time`, or both.
+
+Given the beginnings of names, only such cases are checked.
+"""
 
 from __future__ import annotations
 
@@ -67,6 +70,22 @@ CASES: dict[str, tuple[dict, dict]] = {
     "K256 fp16 varlen": ({"T": 200, "H": 2, "K": 256, "dtype": HF, "cu": [0, 100, 200]}, {}),
     "split": ({"T": 1000, "H": 2, "initial": True}, {"segments": 4}),
     "split varlen": ({"T": 700, "H": 2, "initial": True, "cu": [0, 3, 500, 700]}, {"segments": 4}),
+    "unnormed fp16": ({"T": 200, "H": 2, "norm": False, "dtype": HF}, {}),
+    "comba": ({"T": 300, "H": 4, "read": True}, {}),
+    "comba bv128": ({"T": 256, "H": 4, "read": True}, B128),
+    "comba fp16": ({"T": 256, "H": 70, "read": True, "dtype": HF}, {}),
+    "comba state gva": ({"T": 200, "H": 2, "HV": 4, "read": True, "initial": True}, {}),
+    "comba varlen": ({"T": 300, "H": 2, "read": True, "initial": True, "cu": [0, 5, 5, 69, 200, 300]}, {}),
+    "comba own key": ({"T": 200, "H": 2, "before": True}, {}),
+    "comba unnormed": ({"T": 200, "H": 2, "read": True, "norm": False}, {}),
+    "comba -1000": ({"T": 256, "H": 2, "read": True, "cut": True}, {}),
+    "comba K64": ({"T": 300, "H": 2, "K": 64, "read": True}, {}),
+    "comba K100 V60": ({"T": 200, "H": 2, "K": 100, "V": 60, "read": True}, {}),
+    "comba K256": ({"T": 200, "H": 2, "K": 256, "read": True, "initial": True}, {}),
+    "comba K16 V32": ({"T": 130, "H": 2, "K": 16, "V": 32, "read": True}, {}),
+    "comba split": ({"T": 1000, "H": 2, "read": True, "initial": True}, {"segments": 4}),
+    "comba fp32": ({"T": 150, "H": 2, "read": True, "dtype": F32}, {}),
+    "read key, after decay": ({"T": 200, "H": 2, "read": True, "before": False}, {}),
     "T1": ({"T": 1, "B": 2, "H": 2}, {}),
     "T63 B2": ({"T": 63, "B": 2, "H": 2}, {}),
     "pointers": ({"T": 200, "H": 2}, {"descriptors": False}),
@@ -97,6 +116,7 @@ def check(name: str, dev: str = "cuda") -> dict:
     s = {"K": 128, "dtype": BF, **settings}
     zero, same, cut = (s.pop(n, False) for n in ("zero", "same", "cut"))
     sigmoid, cu = s.pop("sigmoid", 0.0), s.pop("cu", None)
+    before = s.pop("before", s.get("read", False))
     x = make_inputs(**s, device=dev, raw_beta=bool(sigmoid), sequences=len(cu) - 1 if cu else None)
     if zero:
         x["beta"][:, ::8] = 0
@@ -109,7 +129,7 @@ def check(name: str, dev: str = "cuda") -> dict:
     norm, vf, dtype = s.get("norm", True), s.get("v_first", False), s["dtype"]
     heads = x["v"].shape[2] * (len(cu) - 1 if cu else x["v"].shape[0])
     plan = dataclasses.replace(
-        scalar_plan(chip_of(x["q"].device), dtype, x["q"].shape[-1], x["v"].shape[-1], heads, norm), **change
+        scalar_plan(chip_of(x["q"].device), dtype, x["q"].shape[-1], x["v"].shape[-1], heads, norm, "p" in x), **change
     )
     do = torch.randn_like(x["v"].float()).to(dtype)
     dht = None
@@ -121,7 +141,8 @@ def check(name: str, dev: str = "cuda") -> dict:
             y["q"], y["k"], y["v"], y.get("g"), y["beta"], scale=None, initial_state=y.get("initial_state"),
             output_final_state=True, norm=norm, beta_scale=sigmoid, A_log=y.get("A_log"), dt_bias=y.get("dt_bias"),
             v_first=vf,
-            cu_seqlens=torch.tensor(cu, device=dev) if cu else None, plan=plan, segments=segments,
+            cu_seqlens=torch.tensor(cu, device=dev) if cu else None, plan=plan, segments=segments, read=y.get("p"),
+            before=before,
         )  # fmt: skip
         dht = torch.randn_like(ht) if dht is None else dht
         gr = torch.autograd.grad((o.float() * do.float()).sum() + (ht * dht).sum(), list(y.values()))
@@ -130,7 +151,7 @@ def check(name: str, dev: str = "cuda") -> dict:
             first = got
             torch.cuda.synchronize()
             out["cold"] = time.time() - t0
-            ref = with_gradients(x, do, dht, norm=norm, sigmoid=sigmoid, v_first=vf, cu=cu)
+            ref = with_gradients(x, do, dht, norm=norm, sigmoid=sigmoid, v_first=vf, cu=cu, before=before)
         else:
             bad = [n for n in got if not torch.equal(got[n], first[n])]
             if bad:
@@ -376,7 +397,9 @@ def main() -> None:
     print(torch.cuda.get_device_name(0), torch.__version__, triton.__version__)
     if "check" in what:
         t = time.time()
-        green = check_all([n for n in CASES if "quick" not in what or n in QUICK])
+        begin = tuple(n for n in what if n not in ("check", "quick", "decode", "kernels", "time"))
+        names = [n for n in CASES if n.startswith(begin)] if begin else list(CASES)
+        green = check_all([n for n in names if "quick" not in what or n in QUICK])
         print(f"checked in {time.time() - t:.0f} s", flush=True)
         if not green:
             sys.exit("no timing: a check failed")

@@ -22,7 +22,7 @@ sys.path[:0] = [HERE, os.path.join(HERE, "../..")]
 
 from vector_reference import Inputs, make_inputs, ratio, with_gradients  # noqa: E402
 
-from fla.ops._delta.vector_entry import chunk_kda  # noqa: E402
+from fla.ops._delta.vector_entry import chunk_gdn2, chunk_kda  # noqa: E402
 
 BF, HF, F32 = torch.bfloat16, torch.float16, torch.float32
 RAW: dict[str, Any] = {"gate": "raw", "raw_beta": True}
@@ -62,6 +62,34 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "keys normed before": ({"T": 300, "H": 4, "normed": True}, {"safe": True, "norm": False}),
     "kept states": ({"T": 512, "H": 4, "sequences": 1}, {"safe": True, "keep": True}),
     "time split": ({**RAW, "T": 8192, "H": 1, "sequences": 1}, {"lower": -5.0, "sigmoid": 1.0}),
+    "unnormed fp16": ({"T": 300, "H": 4, "normed": True, "dtype": HF}, {"safe": True, "norm": False}),
+    "gdn2": ({"T": 512, "H": 4, "channels": True}, {"safe": True}),
+    "gdn2 fp16": ({"T": 300, "H": 4, "channels": True, "dtype": HF}, {"safe": True}),
+    "gdn2, exact": ({"T": 300, "B": 2, "H": 2, "channels": True}, {}),
+    "gdn2, exact, -1000, fp16": (
+        {"T": 300, "H": 4, "gate": "extreme", "dtype": HF, "g_dtype": F32, "channels": True},
+        {},
+    ),
+    "gdn2, gate, V first": (
+        {**RAW, "T": 256, "H": 4, "sequences": 1, "v_first": True, "channels": True},
+        {"lower": -5.0, "v_first": True},
+    ),
+    "gdn2, softplus, varlen": (
+        {**RAW, "T": 300, "H": 4, "sequences": 3, "channels": True},
+        {"cu": [0, 15, 100, 300]},
+    ),
+    "gdn2, grouped, K100 V60": (
+        {"T": 200, "H": 2, "HV": 4, "K": 100, "V": 60, "channels": True, "sequences": 1},
+        {"safe": True},
+    ),
+    "gdn2, D64": ({"T": 300, "H": 4, "K": 64, "channels": True}, {"safe": True}),
+    "gdn2, D256": ({"T": 192, "H": 2, "K": 256, "channels": True}, {"safe": True}),
+    "gdn2, kept": ({"T": 300, "H": 4, "channels": True, "sequences": 1}, {"safe": True, "keep": True}),
+    "gdn2, time split": (
+        {"T": 8192, "H": 1, "sequences": 1, "channels": True, "gate": "raw"},
+        {"lower": -5.0},
+    ),
+    "gdn2, fp32": ({"T": 200, "H": 2, "K": 64, "dtype": F32, "channels": True}, {}),
     "fp32, exact, D64": ({"T": 200, "H": 4, "K": 64, "dtype": F32, "sequences": 1}, {}),
     "fp32, bounded": ({"T": 256, "H": 4, "dtype": F32}, {"safe": True}),
     "fp32, D256": ({"T": 130, "H": 1, "K": 256, "dtype": F32}, {"safe": True}),
@@ -75,6 +103,8 @@ SHAPES: dict[str, tuple[int, int, int, int, dict[str, Any], dict[str, Any]]] = {
     "L varlen": (1, 8192, 96, 128, {}, {"safe": True, "cu": [0, 700, 1500, 1564, 4000, 7000, 8192]}),
     "M": (4, 2048, 16, 128, RAW, {"lower": -5.0, "sigmoid": 1.0}),
     "X": (1, 32768, 16, 128, RAW, {"lower": -5.0, "sigmoid": 1.0}),
+    "L gdn2": (1, 8192, 96, 128, {"channels": True}, {"safe": True}),
+    "L fp32": (1, 8192, 96, 128, {"dtype": F32}, {"safe": True}),
     "D64": (4, 2048, 96, 64, {}, {"safe": True}),
     "D256": (1, 2048, 96, 256, {}, {"safe": True}),
 }
@@ -83,6 +113,14 @@ SHAPES: dict[str, tuple[int, int, int, int, dict[str, Any], dict[str, Any]]] = {
 def call(y: Inputs, final: bool = True, **s: Any) -> tuple[Tensor, Tensor | None]:
     """The engine itself, past the dispatcher's decision of what it serves."""
     raw, sigmoid, cu = s.get("raw", "A_log" in y or s.get("lower") is not None), s.get("sigmoid", 0.0), s.get("cu")
+    if "b" in y:
+        o, ht = chunk_gdn2(
+            y["q"], y["k"], y["v"], y["g"], y["b"], y["w"], None, y.get("initial_state"), final, s.get("norm", True),
+            raw, None if cu is None else torch.tensor(cu, device=y["q"].device), None, s.get("safe", False),
+            s.get("lower"), s.get("keep", False), False, s.get("v_first", False), A_log=y.get("A_log"),
+            dt_bias=y.get("dt_bias"),
+        )[:2]  # fmt: skip
+        return o, ht
     o, ht = chunk_kda(
         y["q"], y["k"], y["v"], y["g"], y["beta"], None, y.get("initial_state"), final, s.get("norm", True), raw,
         bool(sigmoid), sigmoid == 2.0, s.get("safe", False), s.get("lower"), s.get("keep", False), False,
@@ -166,7 +204,9 @@ def timing(name: str) -> str:
 
 def main() -> None:
     if sys.argv[1] == "check":
-        names = sys.argv[2:] or list(CASES)
+        # A case, or the beginnings of the names of several.
+        given = sys.argv[2:] or [""]
+        names = [c for c in CASES if c in given] or [c for c in CASES if c.startswith(tuple(given))]
         if len(names) == 1:
             t0 = time.time()
             r = check(names[0])

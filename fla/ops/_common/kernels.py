@@ -16,6 +16,14 @@ def softplus(x):
 
 
 @triton.jit
+def saturate(x, DT: tl.constexpr):
+    """fp32 to the dtype of a result. fp16 ends at 65504: what fp32 still holds does not become infinite."""
+    if tl.float16 == DT:
+        x = tl.clamp(x, -65504.0, 65504.0, propagate_nan=tl.PropagateNan.ALL)
+    return x.to(DT)
+
+
+@triton.jit
 def chunk_at(table, it, T, NT, C: tl.constexpr, VARLEN: tl.constexpr):
     """First row (over all batches) and number of valid rows of chunk ``it``; 0 rows for a table row that is not used.
 

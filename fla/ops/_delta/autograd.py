@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fla.ops._common.gates import needs_range, to_output
 from fla.ops._common.launch import aligned, on_device
 from fla.ops._delta import scalar
 from fla.ops._delta.scalar import ScalarCall
@@ -82,8 +83,15 @@ def delta_rule(
     q, k `[B, T, H, K]`, v `[B, T, HV, V]` of one 16- or 32-bit dtype; g, beta `[B, T, HV]`, any float. ``g`` is the
     natural log of the decay, or the gate's input where ``A_log`` `[HV]` is given. ``beta_scale`` not 0: beta goes
     through ``beta_scale * sigmoid``. ``read``: a read key of its own, like k; ``before``: the state is read before its
-    decay. Arguments have been checked by the public functions.
+    decay. ``make`` fixes the plan, for checks. Arguments have been checked by the public functions.
     """
+    if needs_range(k.dtype, norm) and not make:
+        o, ht = delta_rule(
+            q.float(), k.float(), v.float(), g, beta, scale=scale, initial_state=initial_state,
+            output_final_state=output_final_state, norm=norm, beta_scale=beta_scale, A_log=A_log, dt_bias=dt_bias,
+            v_first=v_first, cu_seqlens=cu_seqlens, read=None if read is None else read.float(), before=before,
+        )  # fmt: skip
+        return to_output(o, v.dtype), ht
     q, k, v, beta = aligned(q), aligned(k), aligned(v), beta.contiguous()
     read = None if read is None else aligned(read)
     g, A_log, dt_bias, h0 = _c(g), _c(A_log), _c(dt_bias), _c(initial_state)

@@ -8,6 +8,7 @@ import itertools
 import torch
 from torch import Tensor
 
+from fla.ops._common.gates import needs_range, to_output
 from fla.ops._common.launch import on_device
 from fla.ops._delta.vector_autograd import VectorDelta
 from fla.ops._delta.vector_covers import bounded_gate
@@ -67,6 +68,30 @@ def chunk_vector(
     ``safe_gate`` with a ready ``g`` takes the promise that decays lie in [-5, 0): stronger ones are cut just below -5.
     A gate bounded by ``lower_bound >= -5`` takes the same kernels by itself; every other gate is exact at any strength.
     """
+    if needs_range(k.dtype, norm):
+        found: tuple[Tensor | None, ...] = chunk_vector(
+            q.float(),
+            k.float(),
+            v.float(),
+            g,
+            beta,
+            scale,
+            initial_state,
+            final,
+            gate_in_kernel=gate_in_kernel,
+            beta_mode=beta_mode,
+            safe_gate=safe_gate,
+            lower_bound=lower_bound,
+            keep=keep,
+            chunk_states=chunk_states,
+            v_first=v_first,
+            cu_seqlens=cu_seqlens,
+            cu_seqlens_cpu=cu_seqlens_cpu,
+            uncovered=uncovered,
+            A_log=A_log,
+            dt_bias=dt_bias,
+        )
+        return tuple(x if x is None or i == 1 else to_output(x, k.dtype) for i, x in enumerate(found))  # type: ignore[return-value]
     gate = 0 if not gate_in_kernel else (1 if lower_bound is None else 2)
     call = VectorCall(
         scale=q.shape[-1] ** -0.5 if scale is None else float(scale),

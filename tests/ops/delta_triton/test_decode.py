@@ -204,3 +204,13 @@ def test_serving_in_place_without_pool():
         results.append((o, s))
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-3)
+
+
+def test_half_outputs_of_large_states_saturate():
+    """Case D02."""
+    x = tensors(B=1, T=1)
+    q, k, v = (x[n].half() for n in ("q", "k", "v"))
+    with torch.no_grad():
+        o, _ = vector_decode.fused_recurrent_kda(q, k, v, x["gk"], x["beta"].sigmoid(), initial_state=x["h0"] * 1e6)
+    assert o.isfinite().all()
+    assert o.abs().max() == 65504

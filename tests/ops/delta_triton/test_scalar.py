@@ -218,3 +218,17 @@ def test_views_that_begin_off_a_16_byte_boundary():
         chip=CHIP,
     )  # fmt: skip
     assert ratio(o, with_gradients(x, torch.ones_like(o), None)["o"]) < 3e-3
+
+
+def test_n05_half_precision_keys_that_are_no_unit_vectors_run_in_fp32():
+    gen = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 64, 1, 64, generator=gen).half() for _ in range(3))
+    beta = torch.randn(1, 64, 1, generator=gen).sigmoid()
+    call = lambda q, k, v: delta_rule(
+        q, k, v, None, beta, scale=None, initial_state=None, output_final_state=True, norm=False
+    )
+    o, S = call(q, k, v)
+    wide, wide_S = call(q.float(), k.float(), v.float())
+    assert wide.abs().max() > 65504, "the case is meant to overflow float16"
+    assert torch.equal(o, wide.clamp(-65504, 65504).half())
+    assert torch.equal(S, wide_S)

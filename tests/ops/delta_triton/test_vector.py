@@ -222,3 +222,13 @@ def test_erase_gates_also_return_states_before_chunks():
         half = {n: t[:, :64] for n, t in x.items()}
         assert ratio(h[:, 1], call(half)[1]) < 1e-5
         assert ht.shape == (1, 1, 16, 16)
+
+
+def test_half_precision_keys_that_are_no_unit_vectors_run_in_fp32():
+    """Case N05."""
+    x = make_inputs(T=64, K=64, dtype=torch.float16)
+    o, ht = call(x, norm=False)
+    wide, wide_ht = call({n: t.float() if n in ("q", "k", "v") else t for n, t in x.items()}, norm=False)
+    assert o.dtype == torch.float16
+    assert torch.equal(o, wide.clamp(-65504, 65504).half())
+    assert torch.equal(ht, wide_ht)

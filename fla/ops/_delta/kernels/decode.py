@@ -9,7 +9,7 @@ layout does, [K, BV] or [BV, K], so that the state, which is nearly all the traf
 import triton
 import triton.language as tl
 
-from fla.ops._common.kernels import NORM_EPS, softplus
+from fla.ops._common.kernels import NORM_EPS, saturate, softplus
 
 # Gate kinds, for the scalar and the vector decay: absent, the log decay itself, softplus gate, gate with a lower bound.
 NO_GATE = 0
@@ -161,7 +161,7 @@ def delta_recurrent(
             u *= bt
         S += tl.expand_dims(kt, VA) * tl.expand_dims(u, KA)
         ot = tl.sum(S * tl.expand_dims(qt, VA), KA)
-        tl.store(o + rv * V + cv, ot.to(o.dtype.element_ty), mask=mv)
+        tl.store(o + rv * V + cv, saturate(ot, o.dtype.element_ty), mask=mv)
         if KEEP == 3:
             tl.store(ht + rv * (K * V) + so, S.to(ht.dtype.element_ty), mask=sm)
         if KEEP == 2 and POOL == 2:

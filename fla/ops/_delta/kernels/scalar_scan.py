@@ -16,7 +16,7 @@ Without descriptors the loop takes all chunks through pointers.
 import triton
 import triton.language as tl
 
-from fla.ops._common.kernels import sequence_at
+from fla.ops._common.kernels import saturate, sequence_at
 from fla.ops._delta.kernels.common import load_rows, load_tile, state_offsets, store_rows, store_tile
 from fla.ops._delta.kernels.scalar_prep import SC, SC_CK, SC_CQ, SC_CU, SC_G
 
@@ -60,7 +60,7 @@ def _forward_step(
     S = S * eg
     S = tl.dot((u * cu[None, :]).to(dt), kt, S, input_precision=DOT)
     if OUT:
-        store_rows(o, od, tl.trans(oo).to(dt), row, n, h, HV, v0, V, BV, C, DESC)
+        store_rows(o, od, saturate(tl.trans(oo), dt), row, n, h, HV, v0, V, BV, C, DESC)
     return S
 
 

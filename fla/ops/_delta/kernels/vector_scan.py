@@ -9,7 +9,7 @@ are baked into the tiles by `vector_prep`, so no per-token scalar is read here.
 import triton
 import triton.language as tl
 
-from fla.ops._common.kernels import sequence_at
+from fla.ops._common.kernels import saturate, sequence_at
 from fla.ops._delta.kernels.vector_math import load_tile, store_tile
 
 
@@ -145,7 +145,7 @@ def vector_scan(
         if OUT:
             store_tile(
                 o,
-                tl.trans(oo).to(DT),
+                saturate(tl.trans(oo), DT),
                 r0,
                 length - t * 32,
                 h * V + v0,
