@@ -206,7 +206,8 @@ def main() -> None:
     if sys.argv[1] == "check":
         # A case, or the beginnings of the names of several.
         given = sys.argv[2:] or [""]
-        names = [c for c in CASES if c in given] or [c for c in CASES if c.startswith(tuple(given))]
+        begin = tuple(g for g in given if g not in CASES)
+        names = [c for c in CASES if c in given or c.startswith(begin)]
         if len(names) == 1:
             t0 = time.time()
             r = check(names[0])
