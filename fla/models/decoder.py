@@ -48,7 +48,7 @@ def make_mixer(family: Family, config: Any, layer_idx: int) -> nn.Module:
     return load("fla.layers.attn:Attention")(
         hidden_size=config.hidden_size,
         qk_norm=spec.get("qk_norm", False),
-        max_position_embeddings=config.max_position_embeddings,
+        max_position_embeddings=getattr(config, "max_position_embeddings", None),
         layer_idx=layer_idx,
         **options,
     )
