@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fla.models.decoder import DecoderModel, GradientCheckpointingLayer, make_mixer, make_norm, rescale_residual
+from fla.models.decoder import DecoderModel, GradientCheckpointingLayer, make_mixer, make_norm
 from fla.models.family import Family
 
 __all__ = ["MambaBlock", "MambaModel"]
@@ -24,11 +24,9 @@ class MambaBlock(GradientCheckpointingLayer):
         self.config, self.layer_idx = config, layer_idx
         self.norm = make_norm(config)
         self.mixer = make_mixer(self.family, config, layer_idx)
-
-    def reset_parameters(self) -> None:
-        """Shrink the output where ``rescale_prenorm_residual`` says so; what else there is initialises itself."""
-        if self.config.rescale_prenorm_residual:
-            rescale_residual(self.mixer.out_proj, self.config.num_hidden_layers)  # type: ignore[arg-type]
+        if config.rescale_prenorm_residual:
+            out: Any = getattr(self.mixer, "out_proj", None) or self.mixer.o_proj  # the latter in attention
+            out.residual_additions = config.num_hidden_layers
 
     def forward(
         self,
