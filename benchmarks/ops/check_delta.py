@@ -2,7 +2,7 @@
 # ruff: noqa: E402, B023  (the path comes first; closures are called before the loop goes on)
 """Check and time the scalar-decay kernels on a GPU: `check_delta.py check [BEGIN ...]`, `check_delta.py time`, or both.
 
-Given the beginnings of names, only such cases are checked.
+Given the beginnings of names, only such cases are checked and only such calls are timed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -281,9 +282,9 @@ def kernels(shape: str, dtype=BF, variants: bool = True, kinds: str = "AFRDP") -
         print(f"{shape} {kind}: " + "  ".join(row), flush=True)
 
 
-def whole(shape: str, dtype=BF, cu=None, gate: str | None = "given") -> None:
+def whole(shape: str, dtype=BF, cu=None, gate: str | None = "given", read: bool = False) -> None:
     B, T, H, D = SHAPES[shape]
-    x = make_inputs(B, T, H, None, D, dtype=dtype, device="cuda", gate=gate)
+    x = make_inputs(B, T, H, None, D, dtype=dtype, device="cuda", gate=gate, read=read)
     y = {n: t.requires_grad_() for n, t in x.items()}
     do = torch.randn_like(x["v"])
     cut = None if cu is None else torch.tensor(cu, device="cuda")
@@ -300,6 +301,8 @@ def whole(shape: str, dtype=BF, cu=None, gate: str | None = "given") -> None:
             output_final_state=False,
             norm=True,
             cu_seqlens=cut,
+            read=y.get("p"),
+            before=read,
         )[0]
 
     def both():
@@ -329,8 +332,24 @@ def whole(shape: str, dtype=BF, cu=None, gate: str | None = "given") -> None:
             torch.cuda.synchronize()
             row.append(f"loop {(time.time() - t) / 30 * 1e3:.3f} host {h / 30 * 1e3:.3f}")
     print(
-        f"{shape} {str(dtype)[6:]} {'varlen' if cu else ''}{'' if gate else ' no decay'}: " + "  ".join(row), flush=True
+        f"{shape} {str(dtype)[6:]} {'varlen' if cu else ''}{'' if gate else ' no decay'}{' comba' if read else ''}: "
+        + "  ".join(row),
+        flush=True,
     )
+
+
+TIMES: dict[str, Callable[[], None]] = {
+    "L": lambda: whole("L"),
+    "M": lambda: whole("M"),
+    "X": lambda: whole("X"),
+    "varlen": lambda: whole("L", cu=[0, 1000, 1100, 3000, 5500, 7000, 8192]),
+    "fp16": lambda: whole("L", HF),
+    "D64": lambda: whole("D64"),
+    "D256": lambda: whole("D256"),
+    "no decay": lambda: whole("L", gate=None),
+    "comba": lambda: whole("L", read=True),
+    "fp32": lambda: whole("L", F32),
+}
 
 
 def check_thread() -> None:
@@ -395,9 +414,9 @@ def main() -> None:
     import triton
 
     print(torch.cuda.get_device_name(0), torch.__version__, triton.__version__)
+    begin = tuple(n for n in what if n not in ("check", "quick", "decode", "kernels", "time"))
     if "check" in what:
         t = time.time()
-        begin = tuple(n for n in what if n not in ("check", "quick", "decode", "kernels", "time"))
         names = [n for n in CASES if n.startswith(begin)] if begin else list(CASES)
         green = check_all([n for n in names if "quick" not in what or n in QUICK])
         print(f"checked in {time.time() - t:.0f} s", flush=True)
@@ -414,13 +433,9 @@ def main() -> None:
         kernels("L")
         kernels("M")
     if "time" in what:
-        for n in ("L", "M", "X"):
-            whole(n)
-        whole("L", cu=[0, 1000, 1100, 3000, 5500, 7000, 8192])
-        whole("L", HF)
-        whole("D64")
-        whole("D256")
-        whole("L", gate=None)
+        for n, run in TIMES.items():
+            if not begin or n.startswith(begin):
+                run()
 
 
 if __name__ == "__main__":
