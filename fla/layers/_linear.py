@@ -33,6 +33,7 @@ class LinearLayer(RecurrentLayer):
     silu_without_conv: ClassVar[bool] = False
     training_needs_chunk: ClassVar[bool] = False
     use_short_conv = False
+    feature_map: Any = None
     feature_map_fn: Callable[[Tensor], Tensor] | None = None
 
     def set_heads(
@@ -98,11 +99,14 @@ class LinearLayer(RecurrentLayer):
             self.g_norm = RMSNorm(self.head_v_dim, elementwise_affine, eps=norm_eps, dtype=torch.float32)
         self.o_proj = nn.Linear(self.value_dim, self.hidden_size, bias=False)
 
-    def group_heads(self, x: Tensor, width: int) -> Tensor:
-        """``[B, T, num_kv_heads * width]`` to ``[B, T, H, width]``, every head for its whole group."""
-        x = x.unflatten(-1, (-1, width))
-        groups = self.num_heads // x.shape[2]
-        return x if groups == 1 else x.repeat_interleave(groups, 2)
+    def group_heads(self, x: Tensor) -> Tensor:
+        """``[B, T, num_kv_heads, .]`` to ``[B, T, H, .]``, every head for its whole group."""
+        return x if self.num_kv_groups == 1 else x.repeat_interleave(self.num_kv_groups, 2)
+
+    def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """The feature map of `q` ``[B, T, H, K]`` and `k` ``[B, T, num_kv_heads, K]``."""
+        f = self.feature_map_fn
+        return (q, k) if f is None else (f(q), f(k))
 
     def gate_output(self, x: Tensor, o: Tensor) -> Tensor:
         """Norm and gate of the heads ``o`` ``[B, T, H, V]`` that came out for ``x``: ``[B, T, H * V]``."""
@@ -121,7 +125,7 @@ class LinearLayer(RecurrentLayer):
 
         Args:
             x: input of the layer ``[B, T, D]``.
-            q, k: ``[B, T, H, K]``, without the feature map.
+            q, k: ``[B, T, H, K]``, behind the feature map.
             v: ``[B, T, H, V]``.
             mode: kernel to run.
             options: ``initial_state``, ``output_final_state``, ``cu_seqlens``.
@@ -143,13 +147,12 @@ class LinearLayer(RecurrentLayer):
     ) -> Mixed:
         """See :meth:`RecurrentLayer.mix`."""
         (q, k, v), conv_state = self.project(x, "qkv", state.get("conv_state"), keep_state, cu_seqlens, **kwargs)
-        if self.feature_map_fn is not None:
-            q, k = self.feature_map_fn(q), self.feature_map_fn(k)
+        q, k = self.features(*(t.unflatten(-1, (-1, self.head_k_dim)) for t in (q, k)))
         o, recurrent_state = self.attend(
             x,
-            q.unflatten(-1, (self.num_heads, self.head_k_dim)),
-            self.group_heads(k, self.head_k_dim),
-            self.group_heads(v, self.head_v_dim),
+            q,
+            self.group_heads(k),
+            self.group_heads(v.unflatten(-1, (-1, self.head_v_dim))),
             mode,
             initial_state=state.get("recurrent_state"),
             output_final_state=keep_state,

@@ -88,7 +88,7 @@ class GatedLinearAttention(LinearLayer):
         gk = F.logsigmoid(upcast(self.gk_proj(x))) / self.gate_logit_normalizer
         if self.clamp_min is not None:
             gk = gk.clamp(min=self.clamp_min)
-        gk = self.group_heads(gk, self.head_k_dim)
+        gk = self.group_heads(gk.unflatten(-1, (-1, self.head_k_dim)))
         if mode == "fused_recurrent":
             return fused_recurrent_gla(q, k, v, gk=gk, state_v_first=True, **options)
         return chunk_gla(q, k, v, g=gk, state_v_first=True, **options)

@@ -83,9 +83,13 @@ class GatedSlotAttention(LinearLayer):
         self.g_norm = RMSNorm(self.value_dim, elementwise_affine, eps=1e-5, dtype=torch.float32)
         self.o_proj = nn.Linear(self.value_dim, hidden_size, bias=False)
 
-    def group_heads(self, x: Tensor, width: int) -> Tensor:
-        """``[B, T, num_kv_heads * width]`` to ``[B, T, num_kv_heads, width]``: the op knows groups."""
-        return x.unflatten(-1, (-1, width))
+    def group_heads(self, x: Tensor) -> Tensor:
+        """``x``: the op knows groups."""
+        return x
+
+    def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """See :meth:`LinearLayer.features`."""
+        return (q, k) if self.feature_map is None else (self.feature_map(q), self.feature_map(k))
 
     def gate_output(self, x: Tensor, o: Tensor) -> Tensor:
         """See :meth:`LinearLayer.gate_output`; SiLU and a norm over all heads."""
@@ -93,8 +97,6 @@ class GatedSlotAttention(LinearLayer):
 
     def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mode: str, **options: Any) -> tuple[Tensor, Any]:
         """See :meth:`LinearLayer.attend`. The states are ``[N, num_kv_heads, K, M]`` and ``[N, ., M, V]`` float32."""
-        if hasattr(self, "feature_map"):
-            q, k = self.feature_map(q), self.feature_map(k)
         f = F.logsigmoid(upcast(self.f_proj(x)).unflatten(-1, (-1, self.num_slots))) / self.gate_logit_normalizer
         kernel: Any = chunk_gsa if mode == "chunk" else fused_recurrent_gsa
         o, states = kernel(q, k, F.silu(v), -torch.expm1(f), f, scale=self.scale, **options)

@@ -99,16 +99,20 @@ class LinearAttention(LinearLayer):
             self.norm = RMSNorm(self.head_v_dim, elementwise_affine, eps=norm_eps, dtype=torch.float32)
         self.o_proj = nn.Linear(self.value_dim, hidden_size, bias=False)
 
+    def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """See :meth:`LinearLayer.features`."""
+        q, k = self.feature_map_q(q), self.feature_map_k(k)
+        if self.norm_q:
+            q = q / (q.sum(-1, keepdim=True) + 1e-4)
+        if self.norm_k:
+            k = k / (k.sum(-1, keepdim=True) + 1e-4)
+        return q, k
+
     def gate_output(self, x: Tensor, o: Tensor) -> Tensor:
         """See :meth:`LinearLayer.gate_output`; a norm of each head."""
         return self.norm(o).flatten(-2)
 
     def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mode: str, **options: Any) -> tuple[Tensor, Any]:
         """See :meth:`LinearLayer.attend`. The state is ``[N, H, F, V]`` float32, or ``(state, [N, 1, H, F])``."""
-        q, k = self.feature_map_q(q), self.feature_map_k(k)
-        if self.norm_q:
-            q = q / (q.sum(-1, keepdim=True) + 1e-4)
-        if self.norm_k:
-            k = k / (k.sum(-1, keepdim=True) + 1e-4)
         o, state = _KERNELS[mode](q, k, v, normalize=self.do_feature_map_norm, **options)
         return o, state if options["output_final_state"] else None

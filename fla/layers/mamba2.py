@@ -24,8 +24,8 @@ class Mamba2(RecurrentLayer):
     """A selective state space: one convolution, a recurrence per head, a gated norm.
 
     With `x`, `B`, `C` after the convolution and the step ``dt = softplus(. + dt_bias)``, a head keeps
-    ``S <- exp(-exp(A_log) dt) S + dt B x^T`` and puts out ``S^T C + D x``. ``in_proj`` makes the gate, `x`, `B`, `C` and
-    `dt`, in that order.
+    ``S <- exp(-exp(A_log) dt) S + dt B x^T`` and puts out ``S^T C + D x``. ``in_proj`` makes the gate, `x`, `B`, `C`
+    and `dt`, in that order.
 
     Args:
         num_heads: heads; ``expand * hidden_size / head_dim`` when None, and it may be nothing else.
@@ -94,7 +94,7 @@ class Mamba2(RecurrentLayer):
         self.hidden_size, self.intermediate_size, self.expand = hidden_size, width, expand
         self.num_heads, self.head_dim, self.n_groups, self.state_size = heads, head_dim, n_groups, state_size
         self.conv_kernel_size, self.conv_init = conv_kernel, conv_init
-        self.A_init_range, self.dt_limit = tuple(A_init_range), tuple(dt_limit)
+        self.A_init_range, self.dt_limit = A_init_range, tuple(dt_limit)
         self.dt_range, self.dt_init_floor = (dt_min, dt_max), dt_init_floor
         self.rmsnorm, self.norm_before_gate, self.layer_idx = rmsnorm, norm_before_gate, layer_idx
         self.conv_dim = width + 2 * n_groups * state_size
@@ -112,9 +112,8 @@ class Mamba2(RecurrentLayer):
 
     def reset_parameters(self) -> None:
         """Initialise decay, steps, `D` and, with ``conv_init``, the convolution; the rest initialises itself."""
-        reset_decay_gate(
-            self.A_log, self.dt_bias, *self.A_init_range, dt_range=self.dt_range, dt_floor=self.dt_init_floor
-        )
+        low, high = self.A_init_range
+        reset_decay_gate(self.A_log, self.dt_bias, low, high, self.dt_range, self.dt_init_floor)
         nn.init.ones_(self.D)
         if self.conv_init is not None:
             nn.init.uniform_(self.conv1d.weight, -self.conv_init, self.conv_init)

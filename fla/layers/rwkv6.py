@@ -158,7 +158,8 @@ class RWKV6Attention(RecurrentLayer):
 
     def _side_by_side(self, low: Tensor) -> Tensor:
         """``[B, T, 5, R]`` to ``[5, B, T, D]`` by the five maps whose weights stand side by side in ``x_proj.2``."""
-        last, eye = self.x_proj[2], torch.eye(5, dtype=low.dtype, device=low.device)
+        last: Any = self.x_proj[2]
+        eye = torch.eye(5, dtype=low.dtype, device=low.device)
         if is_plain_linear(last):
             dtype = autocast_dtype(low)
             return torch.einsum("btnr,dnr->nbtd", low.to(dtype), last.weight.unflatten(-1, (5, -1)).to(dtype))

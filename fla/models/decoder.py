@@ -54,12 +54,12 @@ def make_mixer(family: Family, config: Any, layer_idx: int) -> nn.Module:
     )
 
 
-def rescale_residual(projection: nn.Linear, additions: int) -> None:
+def rescale_residual(projection: Any, additions: int) -> None:
     """Initialise a projection into the residual stream so that ``additions`` of its kind keep the variance.
 
-    A projection that was loaded keeps its values.
+    A weight that was loaded keeps its values.
     """
-    if not any(getattr(x, "_is_hf_initialized", False) for x in (projection, projection.weight)):
+    if not getattr(projection.weight, "_is_hf_initialized", False):
         nn.init.kaiming_uniform_(projection.weight, a=math.sqrt(5))
         with torch.no_grad():
             projection.weight.div_(math.sqrt(additions))
@@ -128,6 +128,8 @@ class FLAPreTrainedModel(PreTrainedModel):
         # Only through torch.nn.init, which transformers guards so that loaded parameters keep their values.
         if isinstance(module, (nn.Linear, nn.Conv1d)):
             nn.init.normal_(module.weight, mean=0.0, std=self.config.initializer_range)
+            if (additions := getattr(module, "residual_additions", None)) is not None:
+                rescale_residual(module, additions)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):

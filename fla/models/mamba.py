@@ -23,7 +23,7 @@ class MambaBlock(GradientCheckpointingLayer):
         super().__init__()
         self.config, self.layer_idx = config, layer_idx
         self.norm = make_norm(config)
-        self.mixer = make_mixer(self.family, config, layer_idx)
+        self.mixer: Any = make_mixer(self.family, config, layer_idx)
         if config.rescale_prenorm_residual:
             out: Any = getattr(self.mixer, "out_proj", None) or self.mixer.o_proj  # the latter in attention
             out.residual_additions = config.num_hidden_layers

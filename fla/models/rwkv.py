@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fla.layers.rwkv6 import LerpLinear, shift_tokens
 from fla.layers.utils import get_layer_cache, repad_hidden_states, unpad_hidden_states, update_layer_cache
-from fla.models.decoder import DecoderModel, GradientCheckpointingLayer, make_mixer, rescale_residual
+from fla.models.decoder import DecoderModel, GradientCheckpointingLayer, make_mixer
 from fla.models.family import Family
 from fla.modules.activations import ACT2FN
 from fla.modules.norm import LayerNorm
@@ -69,13 +69,10 @@ class RWKV6Block(GradientCheckpointingLayer):
         if config.norm_first and layer_idx == 0:
             self.pre_norm = make_layer_norm(config)
         self.attn_norm = make_layer_norm(config)
-        self.attn = make_mixer(self.family, config, layer_idx)
+        self.attn: Any = make_mixer(self.family, config, layer_idx)
         self.ffn_norm = make_layer_norm(config)
         self.ffn = RWKV6FeedForward(config, layer_idx)
-
-    def reset_parameters(self) -> None:
-        """Shrink the output of the token mixer; what else there is initialises itself."""
-        rescale_residual(self.attn.o_proj, 2 * self.config.num_hidden_layers)  # type: ignore[arg-type]
+        self.attn.o_proj.residual_additions = 2 * config.num_hidden_layers  # type: ignore[union-attr]
 
     def forward(
         self,
