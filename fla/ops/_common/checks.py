@@ -9,7 +9,7 @@ free: from CPU tensors, or anywhere under ``FLA_CHECK_INPUTS=1``, and never whil
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +48,31 @@ def _shape_error(
     return ArgumentError(
         f"`{name}` must have shape {forms}" + (f" with {where}" if where else "") + f", got {_given(tensor)}."
     )
+
+
+def static_facts(values: Iterable[Any]) -> tuple[Any, ...] | None:
+    """What checks of shapes, dtypes, devices and flags look at, as a key; None where that is no plain data.
+
+    Numbers come with their type: 1, 1.0 and True are equal keys, but not equally good arguments.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    key: list[Any] = []
+    for x in values:
+        if x is None or x is True or x is False:
+            key.append(x)
+        elif type(x) is Tensor or type(x) is torch.nn.Parameter:
+            key += (x.shape, x.dtype, x.device)
+        elif type(x) is int or type(x) is float:
+            key += (type(x), x)
+        else:
+            return None
+    found = tuple(key)
+    try:
+        hash(found)
+    except TypeError:  # sizes that are symbols
+        return None
+    return found
 
 
 def check_tensor(name: str, value: Any) -> None:

@@ -30,7 +30,18 @@ class Launcher:
 
     def __init__(self, fn: Any) -> None:
         self.fn = fn
-        self._compiled: dict[Any, Any] = {}
+        self.names = tuple(p.name for p in getattr(fn, "params", ()) if p.is_constexpr)
+        self._fixed: dict[Any, Fixed] = {}
+
+    def fix(self, meta: dict[str, Any], options: dict[str, Any]) -> Fixed:
+        """The launcher of one configuration: what a caller keeps that launches it more than once."""
+        key = (*meta.values(), *options.values())
+        fixed = self._fixed.get(key)
+        if fixed is None:
+            if self.names and self.names != tuple(meta):
+                raise TypeError(f"{self.fn.__name__} takes the constexprs {self.names}, got {tuple(meta)}")
+            fixed = self._fixed[key] = Fixed(self.fn, meta, options)
+        return fixed
 
     def __call__(
         self,
@@ -46,37 +57,51 @@ class Launcher:
         allocates itself is aligned and typed by them and by ``meta``. If None, all tensors among ``args`` are looked
         at.
         """
+        if grid > 0:
+            self.fix(meta, options)(
+                grid, args, tuple(a for a in args if isinstance(a, Tensor)) if given is None else given
+            )
+
+
+class Fixed:
+    """Launches one configuration of a kernel; see `Launcher`."""
+
+    __slots__ = ("_compiled", "fn", "meta", "options")
+
+    def __init__(self, fn: Any, meta: dict[str, Any], options: dict[str, Any]) -> None:
+        self.fn, self.meta, self.options = fn, meta, options
+        self._compiled: dict[Any, Any] = {}
+
+    def __call__(self, grid: int, args: tuple[Any, ...], given: tuple[Tensor | None, ...]) -> None:
         if grid <= 0:
             return
-        values = tuple(meta.values())
         key: list[Any] = []
-        aligned = True
-        if given is None:
-            given = tuple(a for a in args if isinstance(a, Tensor))
+        bits = 0
         for x in given:
             if x is None:
                 key.append(None)
             else:
                 key.append(x.dtype)
-                aligned = aligned and not x.data_ptr() & 15
+                bits |= x.data_ptr()
         # Any of the tensors tells the device; misaligned ones compile to other kernels, which Triton sorts out.
-        key.append(args[0].get_device())
-        signature = (*key, values, *options.values())
-        known = self._compiled.get(signature) if aligned else None
+        device = args[0].get_device()
+        key.append(device)
+        signature = tuple(key)
+        if bits & 15:
+            self.fn[(grid,)](*plain(args), **self.meta, **self.options)
+            return
+        known = self._compiled.get(signature)
         if known is not None:
             kernel, go, listening, stream = known
             if go is None or listening():
-                kernel[grid, 1, 1](*plain(args), *values)
+                kernel[grid, 1, 1](*plain(args), *self.meta.values())
             else:
-                go(grid, stream(key[-1]), args)
+                go(grid, stream(device), args)
             return
-        names = tuple(p.name for p in getattr(self.fn, "params", ()) if p.is_constexpr)
-        if names and names != tuple(meta):
-            raise TypeError(f"{self.fn.__name__} takes the constexprs {names}, got {tuple(meta)}")
-        kernel = self.fn[(grid,)](*plain(args), **meta, **options)
+        kernel = self.fn[(grid,)](*plain(args), **self.meta, **self.options)
         # The interpreter returns nothing.
-        if aligned and kernel is not None and self.remember:
-            self._compiled[signature] = (kernel, bind(kernel, args, values), *_surroundings())
+        if kernel is not None and Launcher.remember:
+            self._compiled[signature] = (kernel, bind(kernel, args, tuple(self.meta.values())), *_surroundings())
 
 
 @functools.lru_cache(maxsize=1)

@@ -9,7 +9,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from fla.ops._common.launch import Launcher, descriptor
+from fla.ops._common.launch import Fixed, Launcher, descriptor
 
 TL_TYPES: dict[Any, Any] = {
     "bf16": tl.bfloat16,
@@ -33,20 +33,9 @@ TORCH_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.floa
 class NamedLauncher(Launcher):
     """A launcher that takes constexprs in any order."""
 
-    def __init__(self, fn: Any) -> None:
-        super().__init__(fn)
-        self.names = tuple(p.name for p in getattr(fn, "params", ()) if p.is_constexpr)
-
-    def __call__(
-        self,
-        grid: int,
-        args: tuple[Any, ...],
-        meta: dict[str, Any],
-        options: dict[str, Any],
-        given: tuple[Tensor | None, ...] | None = None,
-    ) -> None:
+    def fix(self, meta: dict[str, Any], options: dict[str, Any]) -> Fixed:
         # The interpreter's functions have no parameters to look at.
-        super().__call__(grid, args, {name: meta[name] for name in self.names} or meta, options, given)
+        return super().fix({name: meta[name] for name in self.names} or meta, options)
 
 
 def rows_of(x: Tensor, block: tuple[int, int], tma: bool) -> Any:
