@@ -17,9 +17,10 @@ import torch
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / "plugins/fla-backend-tilelang/src"), str(ROOT / "benchmarks/ops"), str(ROOT)]
 
+import vector_reference as wide_reference
 from check_delta import SHAPES, median_ms
 from delta_reference import make_inputs, ratio, recurrence
-from fla_backend_tilelang import scalar
+from fla_backend_tilelang import scalar, vector
 
 BF, HF = torch.bfloat16, torch.float16
 # name -> (inputs, changes of the call)
@@ -42,7 +43,57 @@ CASES: dict[str, tuple[dict, dict]] = {
 }
 
 
+RAW = {"gate": "raw", "raw_beta": True}
+# name -> (inputs, lower bound or None for log decays, changes of the call)
+VECTOR: dict[str, tuple[dict, float | None, dict]] = {
+    "kda": ({"T": 256, "H": 4, "K": 128}, None, {}),
+    "kda many": ({"T": 192, "H": 160, "K": 128}, None, {}),
+    "kda gate": ({**RAW, "T": 256, "H": 4, "K": 128}, -5.0, {"sigmoid": 1.0}),
+    "kda gate, no rate": ({**RAW, "T": 256, "H": 4, "K": 128, "A": False, "bias": False}, -3.0, {"sigmoid": 2.0}),
+    "kda ragged": ({"B": 2, "T": 301, "H": 3, "K": 128, "sequences": 2}, None, {}),
+    "kda one": ({"B": 2, "T": 1, "H": 3, "K": 128, "sequences": 2}, None, {}),
+    "kda states": ({"B": 2, "T": 96, "H": 3, "K": 128, "sequences": 2, "v_first": True}, None, {}),
+    "kda packed": ({"T": 700, "H": 3, "K": 128, "sequences": 5}, None, {"cu": [0, 5, 5, 69, 400, 700]}),
+    "kda packed fp16": ({"T": 700, "H": 3, "K": 64, "dtype": HF}, None, {"cu": [0, 64, 192, 193, 700]}),
+    "kda grouped": ({"T": 200, "H": 2, "HV": 6, "K": 128, "sequences": 1}, None, {}),
+    "kda normed": ({"T": 200, "H": 2, "K": 128, "normed": True}, None, {}),
+    "kda K64 V128": ({"T": 200, "H": 2, "K": 64, "V": 128}, None, {}),
+    "kda K128 V64 fp16": ({"T": 200, "H": 2, "K": 128, "V": 64, "dtype": HF}, None, {}),
+    "kda bound": ({"T": 256, "H": 4, "K": 128, "gate": "bound"}, None, {}),
+    "kda weak": ({"T": 256, "H": 4, "K": 128, "gate": "weak"}, None, {}),
+}
+
+
+def vector_case(name: str) -> bool:
+    settings, lower, changes = VECTOR[name]
+    x = wide_reference.make_inputs(**{"dtype": BF, "device": "cuda", **settings})
+    norm, cu, sigmoid = not settings.get("normed", False), changes.get("cu"), changes.get("sigmoid", 0.0)
+    v_first = settings.get("v_first", False)
+    wide = {n: t.double() for n, t in x.items()}
+    want, state = wide_reference.recurrence(
+        **wide, norm=norm, raw=lower is not None, lower=lower, sigmoid=sigmoid, v_first=v_first, cu=cu
+    )
+    switches = scalar.Switches(norm=norm, sigmoid=sigmoid > 0, negative=sigmoid == 2.0, gate=lower is not None)
+    cut = None if cu is None else torch.tensor(cu, device="cuda")
+    run = lambda: vector.forward(
+        x["q"], x["k"], x["v"], x["g"], x["beta"], None, x.get("initial_state"), True, v_first, cut,
+        x.get("A_log"), x.get("dt_bias"), lower, switches,
+    )  # fmt: skip
+    return judge(name, run, want, state)
+
+
+def judge(name: str, run, want, state) -> bool:
+    o, final = run()
+    again, _ = run()
+    errors = {"o": ratio(o, want), "state": ratio(final, state)}
+    good = all(e < 5e-3 for e in errors.values()) and torch.equal(o, again)
+    print("ok " if good else "BAD", name, {n: f"{e:.1e}" for n, e in errors.items()}, flush=True)
+    return good
+
+
 def case(name: str) -> bool:
+    if name in VECTOR:
+        return vector_case(name)
     settings, changes = CASES[name]
     settings = {"dtype": BF, "device": "cuda", **settings}
     x = make_inputs(**settings)
@@ -56,19 +107,16 @@ def case(name: str) -> bool:
         x["q"], x["k"], x["v"], x.get("g"), x["beta"], None, x.get("initial_state"), True, v_first, cut,
         x.get("A_log"), x.get("dt_bias"), switches,
     )  # fmt: skip
-    o, final = run()
-    again, _ = run()
-    errors = {"o": ratio(o, want), "state": ratio(final, state)}
-    good = all(e < 5e-3 for e in errors.values()) and torch.equal(o, again)
-    print("ok " if good else "BAD", name, {n: f"{e:.1e}" for n, e in errors.items()}, flush=True)
-    return good
+    return judge(name, run, want, state)
 
 
-def whole(shape: str, block: int | None = None, **settings) -> None:
+def whole(shape: str, block: int, kda: bool) -> None:
     B, T, H, D = SHAPES[shape]
-    x = make_inputs(B, T, H, None, D, dtype=BF, device="cuda")
-    if block:
-        scalar.choose_block = lambda *a: block
+    scalar.choose_block = vector.choose_block = lambda *a: block
+    if kda:
+        x = wide_reference.make_inputs(B, T, H, None, D, dtype=BF, device="cuda", **RAW)
+    else:
+        x = make_inputs(B, T, H, None, D, dtype=BF, device="cuda")
     run = lambda: scalar.forward(
         x["q"],
         x["k"],
@@ -100,13 +148,17 @@ def whole(shape: str, block: int | None = None, **settings) -> None:
         run()
     host = (time.perf_counter() - began) / 20 * 1e6
     torch.cuda.synchronize()
-    print(f"{shape} block {block}: first {first:.1f} s, {median_ms(run):.4f} ms, host {host:.0f} us", parts, flush=True)
+    print(
+        f"{shape} {'kda' if kda else 'gdn'} block {block}: first {first:.1f} s, {median_ms(run):.4f} ms, host {host:.0f} us",
+        parts,
+        flush=True,
+    )
 
 
 def main() -> None:
     what = sys.argv[1]
     if what == "check":
-        names = sys.argv[2:] or list(CASES)
+        names = sys.argv[2:] or [*CASES, *VECTOR]
         if len(names) == 1:
             sys.exit(not case(names[0]))
         running = {n: subprocess.Popen([sys.executable, __file__, "check", n], text=True, stdout=subprocess.PIPE,
@@ -121,7 +173,8 @@ def main() -> None:
     print(torch.cuda.get_device_name(), torch.__version__)
     for shape in sys.argv[2:] or ("L", "M", "X"):
         for block in (64, 128):
-            whole(shape, block)
+            for kda in (False, True):
+                whole(shape, block, kda)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+#: The only architecture that these programs are written for.
+TARGET = {"kind": "cuda", "arch": "sm_90a"}
 NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 
 
@@ -25,7 +27,7 @@ def program(module: str, name: str, **choices: Any) -> Any:
     import tilelang
 
     made = getattr(importlib.import_module(f"fla_backend_tilelang.kernels.{module}"), name)(**choices)
-    return tilelang.compile(made, target="cuda")
+    return tilelang.compile(made, target=TARGET)
 
 
 @functools.lru_cache(maxsize=64)

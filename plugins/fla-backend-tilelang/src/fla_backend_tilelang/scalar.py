@@ -49,7 +49,7 @@ def forward(
         initial_state: ``[N, HV, K, V]``, or ``[N, HV, V, K]`` with `state_v_first`.
         A_log, dt_bias: ``HV`` elements each, for the gate in the kernel.
     """
-    B, T, H, K = q.shape
+    B, T, _, K = q.shape
     HV, V = v.shape[2:]
     tokens = Tokens.of(B, T, CHUNK, cu_seqlens)
     task = Pass(tokens, q, HV, V, initial_state, output_final_state, state_v_first)

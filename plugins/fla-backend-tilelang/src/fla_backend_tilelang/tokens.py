@@ -24,9 +24,10 @@ class Tokens:
     cu: Tensor | None
 
     @classmethod
-    def of(cls, batch: int, length: int, chunk: int, cu_seqlens: Tensor | None) -> Tokens:
+    def of(cls, batch: int, length: int, chunk: int, cu_seqlens: Tensor | None, step: int | None = None) -> Tokens:
+        """`chunk`: of the first stage; `step`: of the pass over time, where that is less."""
         if cu_seqlens is None:
-            return cls(length, batch, batch * -(-length // chunk), length % chunk != 0, None, None)
+            return cls(length, batch, batch * -(-length // chunk), length % (step or chunk) != 0, None, None)
         found = chunk_table(batch, length, chunk, cu_seqlens)
         return cls(length, found.sequences, found.chunks, True, found, cu_seqlens.to(torch.int32).contiguous())
 

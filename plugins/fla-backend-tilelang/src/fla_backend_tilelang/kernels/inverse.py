@@ -12,7 +12,7 @@ BLOCK = 16
 
 
 def inverse(C):
-    """Macro ``(L, D_s, X_s, M, P, P_s, x, row, tx)``: ``X_s`` becomes the inverse of every C x C block of L ``[64, 64]``.
+    """Macro ``(L, D_s, X_s, M, P, P_s, x, row, tx)``: ``X_s`` becomes the inverse for L ``[64, 64]`` of C x C blocks.
 
     ``D_s [64, 16]`` holds the 16 x 16 diagonal blocks of L; M (fp16), P and P_s are scratch, x and row 16 numbers of a
     thread, tx its index.

@@ -22,11 +22,14 @@ F32, I32 = "float32", "int32"
 
 
 def scan(K, V, BV, C, stages, dtype, vector, varlen, initial, final, tail):
-    """The program. initial, final: 0 no state, 1 ``[N, HV, K, V]``, 2 ``[N, HV, V, K]``; tail: the ragged last chunks."""
-    rows, HQ, HV, NT, N = (T.dynamic(name) for name in ("rows", "HQ", "HV", "NT", "N"))
+    """The program. initial, final: 0 no state, 1 ``[N, HV, K, V]``, 2 ``[N, HV, V, K]``; tail: ragged chunks only."""
+    rows, HQ, HV, NT = (T.dynamic(name) for name in ("rows", "HQ", "HV", "NT"))
     cuts, first_cuts, h0_n, ht_n = (T.dynamic(name) for name in ("cuts", "first_cuts", "h0_n", "ht_n"))
     by_row = T.GemmWarpPolicy.FullRow
-    scalars = (NT, HV, K) if vector else (NT, HV, 4, C)
+    # The first stage cuts sequences into tiles of 64 tokens, which are `split` chunks here.
+    split = 64 // C
+    keys = (NT, HV, 64, K) if vector else (rows, HQ, K)
+    scalars = (NT, HV, split, K) if vector else (NT, HV, 4, C)
     h0_shape = (h0_n, HV, V, K) if initial == 2 else (h0_n, HV, K, V)
     ht_shape = (ht_n, HV, V, K) if final == 2 else (ht_n, HV, K, V)
 
@@ -56,12 +59,12 @@ def scan(K, V, BV, C, stages, dtype, vector, varlen, initial, final, tail):
 
     @T.prim_func
     def delta_scan(
-        q: T.Tensor((rows, HQ, K), dtype),
-        k: T.Tensor((rows, HQ, K), dtype),
-        kk: T.Tensor((rows, HQ, K), dtype),
+        q: T.Tensor(keys, dtype),
+        k: T.Tensor(keys, dtype),
+        kk: T.Tensor(keys, dtype),
         v: T.Tensor((rows, HV, V), dtype),
-        Tm: T.Tensor((NT, HV, C, C), dtype),
-        A: T.Tensor((NT, HV, C, C), dtype),
+        Tm: T.Tensor((NT, HV, 64, C), dtype),
+        A: T.Tensor((NT, HV, 64, C), dtype),
         SC: T.Tensor(scalars, F32),
         cu: T.Tensor((cuts,), I32),
         offsets: T.Tensor((first_cuts,), I32),
@@ -87,10 +90,10 @@ def scan(K, V, BV, C, stages, dtype, vector, varlen, initial, final, tail):
             ub = T.alloc_fragment((BV, C), dtype)
             oo = T.alloc_fragment((BV, C), F32)
             kk_s = T.alloc_shared((C, K), dtype) if vector else k_s
-            hq = T.truncdiv(h * HQ, HV)
+            hq = h if vector else T.truncdiv(h * HQ, HV)
             bos = cu[n] if varlen else n * length
             size = cu[n + 1] - cu[n] if varlen else length
-            first = offsets[n] if varlen else n * T.ceildiv(length, C)
+            first = offsets[n] if varlen else n * T.ceildiv(length, 64)
             full = size // C
             if initial == 2:
                 for i, j in T.Parallel(BV, K):
@@ -102,14 +105,20 @@ def scan(K, V, BV, C, stages, dtype, vector, varlen, initial, final, tail):
                 T.clear(S)
             if not tail:
                 for t in T.Pipelined(full, num_stages=stages):
-                    T.copy(k[bos + t * C : bos + t * C + C, hq, :], k_s)
-                    T.copy(v[bos + t * C : bos + t * C + C, h, bv * BV : bv * BV + BV], v_s)
-                    T.copy(Tm[first + t, h, :, :], t_s)
-                    T.copy(q[bos + t * C : bos + t * C + C, hq, :], q_s)
-                    T.copy(A[first + t, h, :, :], a_s)
                     if vector:
-                        T.copy(SC[first + t, h, :], sc_s)
-                        T.copy(kk[bos + t * C : bos + t * C + C, hq, :], kk_s)
+                        T.copy(k[first + t // split, h, (t % split) * C : (t % split) * C + C, :], k_s)
+                    else:
+                        T.copy(k[bos + t * C : bos + t * C + C, hq, :], k_s)
+                    T.copy(v[bos + t * C : bos + t * C + C, h, bv * BV : bv * BV + BV], v_s)
+                    T.copy(Tm[first + t // split, h, (t % split) * C : (t % split) * C + C, :], t_s)
+                    if vector:
+                        T.copy(q[first + t // split, h, (t % split) * C : (t % split) * C + C, :], q_s)
+                    else:
+                        T.copy(q[bos + t * C : bos + t * C + C, hq, :], q_s)
+                    T.copy(A[first + t // split, h, (t % split) * C : (t % split) * C + C, :], a_s)
+                    if vector:
+                        T.copy(SC[first + t // split, h, t % split, :], sc_s)
+                        T.copy(kk[first + t // split, h, (t % split) * C : (t % split) * C + C, :], kk_s)
                     else:
                         T.copy(SC[first + t, h, :, :], sc_s)
                     step(S, Sb, ks, ksb, u, ub, oo, k_s, kk_s, q_s, v_s, t_s, a_s, sc_s)
@@ -121,18 +130,21 @@ def scan(K, V, BV, C, stages, dtype, vector, varlen, initial, final, tail):
                 if rest > 0:
                     row = bos + full * C
                     # Selected, not multiplied away: the rows behind belong to others and may hold anything.
-                    for i, j in T.Parallel(C, K):
-                        k_s[i, j] = T.if_then_else(i < rest, k[row + i, hq, j], T.cast(0, dtype))
-                    for i, j in T.Parallel(C, K):
-                        q_s[i, j] = T.if_then_else(i < rest, q[row + i, hq, j], T.cast(0, dtype))
+                    if vector:
+                        T.copy(k[first + full // split, h, (full % split) * C : (full % split) * C + C, :], k_s)
+                        T.copy(q[first + full // split, h, (full % split) * C : (full % split) * C + C, :], q_s)
+                    else:
+                        for i, j in T.Parallel(C, K):
+                            k_s[i, j] = T.if_then_else(i < rest, k[row + i, hq, j], T.cast(0, dtype))
+                        for i, j in T.Parallel(C, K):
+                            q_s[i, j] = T.if_then_else(i < rest, q[row + i, hq, j], T.cast(0, dtype))
                     for i, j in T.Parallel(C, BV):
                         v_s[i, j] = T.if_then_else(i < rest, v[row + i, h, bv * BV + j], T.cast(0, dtype))
-                    T.copy(Tm[first + full, h, :, :], t_s)
-                    T.copy(A[first + full, h, :, :], a_s)
+                    T.copy(Tm[first + full // split, h, (full % split) * C : (full % split) * C + C, :], t_s)
+                    T.copy(A[first + full // split, h, (full % split) * C : (full % split) * C + C, :], a_s)
                     if vector:
-                        T.copy(SC[first + full, h, :], sc_s)
-                        for i, j in T.Parallel(C, K):
-                            kk_s[i, j] = T.if_then_else(i < rest, kk[row + i, hq, j], T.cast(0, dtype))
+                        T.copy(SC[first + full // split, h, full % split, :], sc_s)
+                        T.copy(kk[first + full // split, h, (full % split) * C : (full % split) * C + C, :], kk_s)
                     else:
                         T.copy(SC[first + full, h, :, :], sc_s)
                     step(S, Sb, ks, ksb, u, ub, oo, k_s, kk_s, q_s, v_s, t_s, a_s, sc_s)

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: MIT
+# mypy: ignore-errors
+"""First stage of the delta rule with a decay per channel (KDA) whose gates lie in [-5, 0].
+
+One program takes 64 tokens of a value head as two chunks of 32 and writes, for each chunk, the scaled tiles
+``k e^G``, ``k e^(G_L - G)`` and ``scale q e^G`` (normed, G counted from the start of the chunk), ``T diag(beta)`` with
+``T = (I + stril(beta_i k_i e^(G_i - G_j) k_j))^-1``, ``tril(q_i e^(G_i - G_j) k_j)`` and ``e^(G_L)``.
+
+32 gates of at least -5 are 230.8 bits: counted from 116 bits below the start of the chunk, both factors of
+e^(G_i - G_j) stay inside the exponents of bfloat16, and a chunk needs no smaller blocks. What overflows belongs to
+pairs that are selected away. Sums over tokens are matrix products with 0 and 1, gates rounded once to float16.
+"""
+
+import tilelang.language as T
+
+from fla_backend_tilelang.kernels.inverse import BLOCK, F16, F32, inverse
+from fla_backend_tilelang.kernels.scalar_prep import EPS, LOG2E
+
+C, R = 32, 64
+BF = "bfloat16"
+SHIFT = 116.0
+UNSHIFT = 2.0**-116
+LOWEST = -5.0
+
+
+def vector_prep(K, dtype, g_dtype, beta_dtype, norm, gate, rate, bias, sigmoid, varlen):
+    """The program. gate: 1 ``g`` is the log decay, 2 bounded: ``lower * sigmoid(exp(A_log) (g + dt_bias))``.
+
+    rate: there is an ``A_log``.
+    """
+    rows, H, HV, NT = (T.dynamic(name) for name in ("rows", "H", "HV", "NT"))
+    table_rows, heads_a, heads_b = (T.dynamic(name) for name in ("table_rows", "heads_a", "heads_b"))
+    by_row = T.GemmWarpPolicy.FullRow
+    invert = inverse(C)
+
+    @T.prim_func
+    def delta_vector_prep(
+        q: T.Tensor((rows, H, K), dtype),
+        k: T.Tensor((rows, H, K), dtype),
+        g: T.Tensor((rows, HV, K), g_dtype),
+        beta: T.Tensor((rows, HV), beta_dtype),
+        A_log: T.Tensor((heads_a,), F32),
+        dt_bias: T.Tensor((heads_b, K), F32),
+        table: T.Tensor((table_rows, 4), "int32"),
+        KD: T.Tensor((NT, HV, R, K), dtype),
+        KU: T.Tensor((NT, HV, R, K), dtype),
+        QD: T.Tensor((NT, HV, R, K), dtype),
+        Tm: T.Tensor((NT, HV, R, C), dtype),
+        A: T.Tensor((NT, HV, R, C), dtype),
+        SC: T.Tensor((NT, HV, 2, K), F32),
+        length: T.int32,
+        scale: T.float32,
+        beta_scale: T.float32,
+        lower: T.float32,
+    ):
+        with T.Kernel(HV, NT, threads=128) as (h, it):
+            k_s = T.alloc_shared((R, K), dtype)
+            q_s = T.alloc_shared((R, K), dtype)
+            g_s = T.alloc_shared((R, K), F16)
+            kr_s = T.alloc_shared((R, K), BF)
+            kc_s = T.alloc_shared((R, K), BF)
+            qr_s = T.alloc_shared((R, K), BF)
+            kd_s = T.alloc_shared((R, K), dtype)
+            ku_s = T.alloc_shared((R, K), dtype)
+            qd_s = T.alloc_shared((R, K), dtype)
+            X_s = T.alloc_shared((R, R), F16)
+            P_s = T.alloc_shared((R, R), F16)
+            D_s = T.alloc_shared((R, BLOCK), F32)
+            a_s = T.alloc_shared((R, C), dtype)
+            t_s = T.alloc_shared((R, C), dtype)
+            b_s = T.alloc_shared((R,), F32)
+            rk_s = T.alloc_shared((R,), F32)
+            rq_s = T.alloc_shared((R,), F32)
+            G = T.alloc_fragment((R, K), F32)
+            L = T.alloc_fragment((R, R), F32)
+            P = T.alloc_fragment((R, R), F32)
+            M = T.alloc_fragment((R, R), F16)
+            x = T.alloc_local((BLOCK,), F32)
+            line = T.alloc_local((BLOCK,), F32)
+            tx = T.get_thread_binding()
+            per = T.max(T.ceildiv(length, R), 1)
+            row = table[it, 0] if varlen else (it // per) * length + (it % per) * R
+            valid = table[it, 1] if varlen else T.min(R, length - (it % per) * R)
+            hk = T.truncdiv(h * H, HV)
+            loaded = T.alloc_barrier(128)
+            T.tma_copy(k[row : row + R, hk, :], k_s, barrier=loaded)
+            T.tma_copy(q[row : row + R, hk, :], q_s, barrier=loaded)
+            T.barrier_arrive(loaded)
+            for i, j in T.Parallel(R, K):
+                if gate == 1:
+                    g_s[i, j] = T.if_then_else(i < valid, T.max(T.cast(g[row + i, h, j], F32), LOWEST) * LOG2E, 0.0)
+                else:
+                    g_s[i, j] = T.if_then_else(
+                        i < valid,
+                        lower
+                        * LOG2E
+                        / (
+                            1.0
+                            + T.exp(
+                                -(T.exp(A_log[h]) if rate else 1.0)
+                                * (T.cast(g[row + i, h, j], F32) + (dt_bias[h, j] if bias else 0.0))
+                            )
+                        ),
+                        0.0,
+                    )
+            for i in T.Parallel(R):
+                b_s[i] = T.if_then_else(i < valid, T.cast(beta[row + i, h], F32), 0.0)
+                if sigmoid:
+                    b_s[i] = T.if_then_else(i < valid, beta_scale / (1.0 + T.exp(-b_s[i])), 0.0)
+            T.mbarrier_wait_parity(loaded, 0)
+            if norm:
+                T.clear(L)
+                T.gemm(k_s, k_s, L, transpose_B=True, policy=by_row)
+                T.clear(P)
+                T.gemm(q_s, q_s, P, transpose_B=True, policy=by_row)
+                for i, j in T.Parallel(R, R):
+                    if i == j:
+                        rk_s[i] = T.if_then_else(i < valid, T.rsqrt(L[i, j] + EPS), 0.0)
+                        rq_s[i] = T.if_then_else(i < valid, T.rsqrt(P[i, j] + EPS) * scale, 0.0)
+            else:
+                for i in T.Parallel(R):
+                    rk_s[i] = T.if_then_else(i < valid, 1.0, 0.0)
+                    rq_s[i] = T.if_then_else(i < valid, scale, 0.0)
+            # After each token to the end of its chunk.
+            for i, j in T.Parallel(R, R):
+                M[i, j] = T.if_then_else((j > i) and (i // C == j // C), T.cast(1, F16), T.cast(0, F16))
+            T.clear(G)
+            T.gemm(M, g_s, G, policy=by_row)
+            for i, j in T.Parallel(R, K):
+                ku_s[i, j] = T.if_then_else(i < valid, T.cast(k_s[i, j], F32) * rk_s[i] * T.exp2(G[i, j]), 0.0)
+            T.copy(ku_s, KU[it, h, :, :])
+            # Up to each token and with it.
+            for i, j in T.Parallel(R, R):
+                M[i, j] = T.if_then_else((j <= i) and (i // C == j // C), T.cast(1, F16), T.cast(0, F16))
+            T.clear(G)
+            T.gemm(M, g_s, G, policy=by_row)
+            for i, j in T.Parallel(R, K):
+                if i % C == C - 1:
+                    SC[it, h, i // C, j] = T.exp2(G[i, j])
+            for i, j in T.Parallel(R, K):
+                kc_s[i, j] = T.if_then_else(i < valid, T.cast(k_s[i, j], F32) * rk_s[i] * T.exp2(-SHIFT - G[i, j]), 0.0)
+            for i, j in T.Parallel(R, K):
+                G[i, j] = T.exp2(G[i, j] + SHIFT)
+            for i, j in T.Parallel(R, K):
+                kr_s[i, j] = T.if_then_else(i < valid, T.cast(k_s[i, j], F32) * rk_s[i] * G[i, j], 0.0)
+                kd_s[i, j] = T.if_then_else(i < valid, T.cast(k_s[i, j], F32) * rk_s[i] * G[i, j] * UNSHIFT, 0.0)
+            for i, j in T.Parallel(R, K):
+                qr_s[i, j] = T.if_then_else(i < valid, T.cast(q_s[i, j], F32) * rq_s[i] * G[i, j], 0.0)
+                qd_s[i, j] = T.if_then_else(i < valid, T.cast(q_s[i, j], F32) * rq_s[i] * G[i, j] * UNSHIFT, 0.0)
+            T.copy(kd_s, KD[it, h, :, :])
+            T.copy(qd_s, QD[it, h, :, :])
+            T.clear(L)
+            T.gemm(kr_s, kc_s, L, transpose_B=True, policy=by_row)
+            T.clear(P)
+            T.gemm(qr_s, kc_s, P, transpose_B=True, policy=by_row)
+            for i, j in T.Parallel(R, R):
+                if i // C == j // C:
+                    a_s[i, j % C] = T.if_then_else(i >= j, P[i, j], 0.0)
+            T.copy(a_s, A[it, h, :, :])
+            for i, j in T.Parallel(R, R):
+                L[i, j] = T.if_then_else((i > j) and (i // C == j // C), L[i, j] * b_s[i], 0.0)
+            for i, j in T.Parallel(R, R):
+                if i // BLOCK == j // BLOCK:
+                    D_s[i, j % BLOCK] = L[i, j]
+            invert(L, D_s, X_s, M, P, P_s, x, line, tx)
+            for i, j in T.Parallel(R, C):
+                t_s[i, j] = T.cast(X_s[i, (i // C) * C + j], F32) * b_s[(i // C) * C + j]
+            T.copy(t_s, Tm[it, h, :, :])
+
+    return delta_vector_prep
