@@ -41,6 +41,7 @@ class MultiScaleRetention(LinearLayer):
     """
 
     modes: ClassVar[tuple[str, ...]] = ("chunk", "fused_chunk", "fused_recurrent", "parallel")
+    static_step: ClassVar[bool] = False
 
     def __init__(
         self,

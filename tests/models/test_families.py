@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from fla.models._index import FAMILIES
+from fla.models.static_decode import StaticDecode
 from fla.models.utils import Cache
 from fla.utils import assert_close
 
@@ -234,3 +235,46 @@ def test_compiled_forward_is_the_forward(entry: Any):
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     with torch.no_grad():
         assert_close("logits", model(x, use_cache=False).logits, compiled(x, use_cache=False).logits, 1e-5)
+
+
+MOVING = {"retnet", "samba", "transformer"}  # rotary positions, or attention
+
+
+@pytest.mark.parametrize("entry", [e for e in FAMILIES if e.model_type not in MOVING], ids=lambda e: e.model_type)
+@pytest.mark.parametrize(
+    ("device", "dtype", "limit"),
+    [
+        pytest.param("cpu", torch.float32, 1e-5, id="cpu"),
+        pytest.param("cuda", torch.bfloat16, 1e-2, id="graph", marks=pytest.mark.gpu),
+    ],
+)
+def test_steps_in_place_give_what_the_model_gives(entry: Any, device: str, dtype: torch.dtype, limit: float):
+    fields = importlib.import_module(f"fla.models.{entry.package}").FAMILY.fields
+    sizes = {"hidden_size": 256, "head_dim": 64} if device == "cuda" else {}
+    model = make(entry, **{name: size for name, size in sizes.items() if name in fields}).eval().to(device, dtype)
+    x = tokens(2, 14).to(device)
+    with torch.no_grad():
+        cache, plain = (model(x[:, :6], use_cache=True).past_key_values for _ in range(2))
+        decode = StaticDecode(model, cache)
+        assert (decode.graph is not None) == (device == "cuda")
+        for t in range(6, 13):
+            ref = model(x[:, t : t + 1], past_key_values=plain, use_cache=True).logits[:, -1]
+            assert_close(f"step {t}", ref, decode.step(x[:, t]), limit)
+        assert cache.get_seq_length() == 6  # the caller's cache is left alone
+        back = decode.cache()
+        assert back.get_seq_length() == plain.get_seq_length() == 13
+        ref, last = (model(x[:, 13:], past_key_values=c, use_cache=True).logits for c in (plain, back))
+        assert_close("after", ref, last, limit)
+
+
+def test_models_that_cannot_decode_in_place_are_named():
+    of, x = {entry.model_type: entry for entry in FAMILIES}, tokens()
+    for model, match in (
+        (make(of["retnet"]).eval(), "MultiScaleRetention"),
+        (make(of["gla"], attn={"layers": [1], "num_heads": 2}).eval(), "softmax attention"),
+        (make(of["gla"]), "evaluation"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            StaticDecode(model, model(x, use_cache=True).past_key_values)
+    with pytest.raises(ValueError, match="empty"):
+        StaticDecode(make(of["gla"]).eval(), Cache())
