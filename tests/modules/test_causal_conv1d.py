@@ -243,7 +243,14 @@ def test_unknown_keyword_of_the_function_is_a_type_error():
         causal_conv1d(torch.zeros(1, 6, 4), torch.zeros(4, 3), activatoin="silu")
 
 
-@pytest.mark.parametrize("kwargs", [{"cp_context": object()}, {"seq_idx": torch.zeros(1, 6)}, {"backend": "cuda"}])
+def test_the_library_has_to_be_installed_to_be_asked_for():
+    with pytest.raises(ValueError, match="causal-conv1d, which is not installed"):
+        causal_conv1d(torch.zeros(1, 6, 4), torch.zeros(4, 3), backend="cuda")
+    y = causal_conv1d(torch.ones(1, 6, 4), torch.ones(4, 3), backend="mix")[0]
+    assert y[0, :, 0].tolist() == [1, 2, 3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("kwargs", [{"cp_context": object()}, {"seq_idx": torch.zeros(1, 6)}])
 def test_what_is_not_there_yet_says_so(kwargs: dict):
     with pytest.raises(NotImplementedError, match=next(iter(kwargs))):
         causal_conv1d(torch.zeros(1, 6, 4), torch.zeros(4, 3), **kwargs)

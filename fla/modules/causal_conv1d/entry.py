@@ -11,8 +11,6 @@ from torch.autograd.function import once_differentiable
 
 from fla.modules.causal_conv1d import launch
 
-Grads = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-
 
 def forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, state: Tensor | None, final: bool,
@@ -114,3 +112,27 @@ def causal_conv1d_update(
 def _rows(x: Tensor, N: int, D: int) -> Tensor:
     x = x.reshape(N, D)
     return x if x.stride(1) == 1 or D == 1 else x.contiguous()
+
+
+def causal_conv1d_fwd(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, initial_state: Tensor | None = None,
+    output_final_state: bool = False, activation: str | None = None, cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None, chunk_indices: Tensor | None = None, chunk_size: int = 64,
+    layout_fallback: bool = False,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    return forward(x, weight, bias, residual, initial_state, output_final_state, activation, cu_seqlens)
+
+
+def causal_conv1d_bwd(
+    x: Tensor, dy: Tensor, dht: Tensor | None, weight: Tensor | None = None, bias: Tensor | None = None,
+    residual: Tensor | None = None, initial_state: Tensor | None = None, activation: str | None = None,
+    cu_seqlens: Tensor | None = None, cu_seqlens_cpu: Tensor | None = None, chunk_indices: Tensor | None = None,
+    chunk_size: int = 64, layout_fallback: bool = False,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    assert weight is not None
+    needs = (True, True, bias is not None, initial_state is not None)
+    dx, dw, db, dstate = backward(x, weight, bias, initial_state, dy, dht, activation, cu_seqlens, needs)
+    dres = None
+    if residual is not None:
+        dres = torch.zeros_like(residual) if dy is None else dy.to(residual.dtype)
+    return dx, dw, db, dres, dstate

@@ -14,14 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fla.backends import CallFacts, dispatch
+from fla.backends import CallFacts, add_builtin, dispatch
+from fla.backends.devices import has_module
 from fla.modules._dtype import upcast
 from fla.modules.causal_conv1d.taps import convolve
 from fla.ops._common.checks import ArgumentError, check_choice, check_floating, check_same_device, check_varlen
 
 __all__ = ["causal_conv1d", "causal_conv1d_update", "causal_conv1d_update_states"]
 
-_FACTS = CallFacts(tensors=("x",), key="x", value="x", initial_state="initial_state", state_v_first=None)
+FACTS = CallFacts(tensors=("x",), key="x", value="x", initial_state="initial_state", state_v_first=None)
 _ACTIVATIONS = (None, "silu", "swish")
 MAX_TAPS = 4
 """Of the Triton kernels; wider convolutions run in PyTorch."""
@@ -70,7 +71,7 @@ def _check_parameters(x: Tensor, weight: Tensor | None, bias: Tensor | None, act
     return weight
 
 
-def _check_conv(
+def check_conv(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -93,10 +94,10 @@ def _check_conv(
         raise ArgumentError(f"`residual` must have the shape of `x`, {list(x.shape)}, got {list(residual.shape)}.")
     if backend not in ("triton", "cuda", "mix"):
         raise ArgumentError(f"Unsupported backend: `backend` must be 'triton', 'cuda' or 'mix', got {backend!r}.")
-    if backend != "triton":
-        raise NotImplementedError(
-            f"`backend={backend!r}` (the causal-conv1d package) is not supported: 'triton', the default, names the "
-            "implementation of this package, which runs on every device."
+    if backend == "cuda" and not has_module("causal_conv1d"):
+        raise ArgumentError(
+            "`backend='cuda'` needs the package causal-conv1d, which is not installed; 'triton', the default, is this "
+            "package's own implementation and runs on every device."
         )
     if cp_context is not None:
         raise NotImplementedError("`cp_context` (context parallelism) is not supported by causal_conv1d yet.")
@@ -109,7 +110,7 @@ def _check_conv(
         )
 
 
-def _covers_conv(x: Tensor, weight: Tensor) -> tuple[bool, str | None]:
+def covers_conv(x: Tensor, weight: Tensor) -> tuple[bool, str | None]:
     if x.dtype == torch.float64:
         return False, "the Triton kernels compute in float32, float64 runs in PyTorch"
     if weight.shape[1] > MAX_TAPS:
@@ -126,11 +127,11 @@ def _conv_outputs(
 
 @dispatch(
     "modules",
-    facts=_FACTS,
-    validate=_check_conv,
+    facts=FACTS,
+    validate=check_conv,
     outputs=_conv_outputs,
     triton="fla.modules.causal_conv1d.entry:causal_conv1d",
-    triton_verifier=_covers_conv,
+    triton_verifier=covers_conv,
 )
 def causal_conv1d(
     x: Tensor,
@@ -158,7 +159,9 @@ def causal_conv1d(
         initial_state: ``[N, D, W]``, the last `W` inputs before the first token; zeros when None. Not changed.
         output_final_state: return the last `W` inputs of every sequence, in the dtype of ``x``.
         activation: None, ``"silu"`` or ``"swish"``.
-        backend: ``"triton"``, this package's implementation (the reference's name for it; it runs on every device).
+        backend: ``"triton"``, this package's implementation (the reference's name for it; it runs on every device);
+            ``"cuda"``, the package causal-conv1d where it covers the call (:mod:`.library`), else ours; ``"mix"``, a
+            choice of speed in the reference package, is ours.
         cu_seqlens: boundaries ``[N + 1]`` of sequences packed into one row (``B = 1``); empty sequences are allowed.
         cu_seqlens_cpu: the same on the host.
         chunk_indices: accepted for callers of the reference package and not needed.
@@ -169,7 +172,7 @@ def causal_conv1d(
 
     Raises:
         ArgumentError: shapes, dtypes or devices that do not fit, another activation or backend.
-        NotImplementedError: ``cp_context``, ``seq_idx``, or a backend of the causal-conv1d package.
+        NotImplementedError: ``cp_context`` or ``seq_idx``.
     """
     assert weight is not None
     shape, (D, W) = x.shape, weight.shape
@@ -196,7 +199,45 @@ def causal_conv1d(
     return y.to(x.dtype), final
 
 
-@torch.no_grad()
+def _covers_update(x: Tensor, cache: Tensor) -> tuple[bool, str | None]:
+    if torch.float64 in (x.dtype, cache.dtype):
+        return False, "the Triton kernels compute in float32, float64 runs in PyTorch"
+    return True, None
+
+
+def _check_update(
+    x: Tensor,
+    cache: Tensor | None,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    activation: str | None,
+) -> None:
+    if cache is None:
+        raise ArgumentError("`cache` [N, D, W] must be given, got None: without it the update would ignore `x`.")
+    N, D = cache.shape[0], x.shape[-1]
+    if x.shape not in ((N, D), (N, 1, D), (1, N, D)):
+        raise ArgumentError(
+            f"`x` must have shape [N, D], [N, 1, D] or [1, N, D] with N = {N} from `cache`, got {list(x.shape)}."
+        )
+    W = _check_parameters(x, weight, bias, activation, D).shape[1]
+    check_floating(x=x, cache=cache, residual=residual, weight=weight, bias=bias)
+    check_same_device(x=x, cache=cache, residual=residual, weight=weight, bias=bias)
+    if cache.shape != (N, D, W):
+        raise ArgumentError(f"`cache` must have shape [N, D, W] = {[N, D, W]}, got {list(cache.shape)}.")
+    if residual is not None and residual.shape != x.shape:
+        raise ArgumentError(f"`residual` must have the shape of `x`, {list(x.shape)}, got {list(residual.shape)}.")
+
+
+@dispatch(
+    "modules",
+    facts=FACTS,
+    validate=_check_update,
+    triton="fla.modules.causal_conv1d.entry:causal_conv1d_update",
+    triton_verifier=_covers_update,
+    inplace=True,
+    differentiable=False,
+)
 def causal_conv1d_update(
     x: Tensor,
     cache: Tensor,
@@ -221,27 +262,15 @@ def causal_conv1d_update(
     Raises:
         ArgumentError: no cache, or shapes, dtypes or devices that do not fit. Nothing is written then.
     """
-    if cache is None:
-        raise ArgumentError("`cache` [N, D, W] must be given, got None: without it the update would ignore `x`.")
-    N, D = cache.shape[0], x.shape[-1]
-    if x.shape not in ((N, D), (N, 1, D), (1, N, D)):
-        raise ArgumentError(
-            f"`x` must have shape [N, D], [N, 1, D] or [1, N, D] with N = {N} from `cache`, got {list(x.shape)}."
-        )
-    W = _check_parameters(x, weight, bias, activation, D).shape[1]
     assert weight is not None
-    check_floating(x=x, cache=cache, residual=residual, weight=weight, bias=bias)
-    check_same_device(x=x, cache=cache, residual=residual, weight=weight, bias=bias)
-    if cache.shape != (N, D, W):
-        raise ArgumentError(f"`cache` must have shape [N, D, W] = {[N, D, W]}, got {list(cache.shape)}.")
-    if residual is not None and residual.shape != x.shape:
-        raise ArgumentError(f"`residual` must have the shape of `x`, {list(x.shape)}, got {list(residual.shape)}.")
-    cache.copy_(torch.cat([cache[:, :, 1:], x.reshape(N, D, 1).to(cache.dtype)], -1))
-    p = (upcast(cache) * upcast(weight)).sum(-1)
-    y = _activate(p if bias is None else p + bias.to(p.dtype), activation).view(x.shape)
-    if residual is not None:
-        y = y + residual.to(y.dtype)
-    return y.to(x.dtype), cache
+    with torch.no_grad():
+        N, D, _ = cache.shape
+        cache.copy_(torch.cat([cache[:, :, 1:], x.reshape(N, D, 1).to(cache.dtype)], -1))
+        p = (upcast(cache) * upcast(weight)).sum(-1)
+        y = _activate(p if bias is None else p + bias.to(p.dtype), activation).view(x.shape)
+        if residual is not None:
+            y = y + residual.to(y.dtype)
+        return y.to(x.dtype), cache
 
 
 def causal_conv1d_update_states(
@@ -257,3 +286,6 @@ def causal_conv1d_update_states(
     final = causal_conv1d(x, zero, initial_state=initial_state, output_final_state=True, cu_seqlens=cu_seqlens)[1]
     assert final is not None
     return final
+
+
+add_builtin("fla.modules.causal_conv1d.library")

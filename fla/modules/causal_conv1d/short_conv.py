@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fla.backends.devices import has_module
 from fla.modules.causal_conv1d.ops import causal_conv1d, causal_conv1d_update
 from fla.ops._common.checks import ArgumentError
 
@@ -21,12 +22,14 @@ def _chosen_backend(backend: str) -> str:
     chosen = settings.get("FLA_CONV_BACKEND") or backend
     if chosen not in ("triton", "cuda"):
         raise ArgumentError(f"`backend` (or FLA_CONV_BACKEND) must be 'triton' or 'cuda', got {chosen!r}.")
-    if chosen == "cuda":
+    if chosen == "cuda" and not has_module("causal_conv1d"):
         warnings.warn(
-            "The causal-conv1d package ('cuda') is not used: ShortConvolution runs this package's implementation.",
+            "The package causal-conv1d (backend 'cuda') is not installed: ShortConvolution uses 'triton', this "
+            "package's own implementation.",
             stacklevel=3,
         )
-    return "triton"
+        return "triton"
+    return chosen
 
 
 class ShortConvolution(nn.Conv1d):
@@ -37,8 +40,8 @@ class ShortConvolution(nn.Conv1d):
         kernel_size: taps `W`.
         bias: learn a bias.
         activation: None, ``"silu"`` or ``"swish"``.
-        backend: accepted as in the reference package; ``FLA_CONV_BACKEND`` overrides it. This package's own
-            implementation runs in every case.
+        backend: ``"triton"``, this package's own implementation, or ``"cuda"``, the package causal-conv1d for calls
+            that it covers (a warning, and ``"triton"``, where it is not installed). ``FLA_CONV_BACKEND`` overrides it.
 
     Raises:
         ArgumentError: another activation or backend.

@@ -55,8 +55,47 @@ def _check(
             raise ArgumentError(f"`input_ids` of the completion must lie in [0, {V}), got {int(ids[wrong][0])}.")
 
 
+def covers(logits: Tensor) -> tuple[bool, str | None]:
+    """Verifier of the Triton path."""
+    if logits.dtype == torch.float64:
+        return False, "the Triton kernels compute in float32, float64 runs in PyTorch"
+    return True, None
+
+
+def grpo_rows(
+    logits: Tensor,
+    ref_logp: Tensor,
+    input_ids: Tensor,
+    advantages: Tensor,
+    beta: float,
+    completion_mask: Tensor | None,
+    save_kl: bool,
+    inplace: bool,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """:func:`fused_grpo_loss` on checked arguments; the cross entropy inside is dispatched on its own."""
+    B, L, V = logits.shape[0], logits.shape[1] - 1, logits.shape[2]
+    # All L + 1 rows, the last one ignored: a slice of the logits would have to be copied.
+    target = input_ids.new_full((B, L + 1), _IGNORED)
+    ids = input_ids[:, input_ids.shape[1] - L :]
+    keep = None if completion_mask is None else completion_mask.bool()
+    target[:, :L] = ids if keep is None else ids.where(keep, _IGNORED)
+    # A traced graph may not write over its input.
+    inplace = inplace and not torch.compiler.is_compiling()
+    cost, _ = cross_entropy_loss(logits.reshape(-1, V), target.flatten(), inplace_backward=inplace)
+    lp = -cost.view(B, L + 1)[:, :L]
+    d = ref_logp.detach().to(lp.dtype) - lp
+    if keep is not None:
+        # Before exp: what stands at a masked place, even NaN, must not reach a gradient.
+        d = d.where(keep, 0.0)
+    kl = torch.expm1(d) - d
+    loss = beta * kl - advantages.detach().to(lp.dtype)[:, None] * torch.exp(lp - lp.detach())
+    if keep is not None:
+        loss = loss.where(keep, 0.0)
+    return (loss, kl) if save_kl else loss
+
+
 # Without `outputs`: torch.compile traces the body, and the engine's gradient is computed once, not run again.
-@dispatch("modules", facts=_FACTS, validate=_check)
+@dispatch("modules", facts=_FACTS, validate=_check, triton="fla.modules.grpo.ops:grpo_rows", triton_verifier=covers)
 def fused_grpo_loss(
     logits: Tensor,
     ref_logp: Tensor,
@@ -89,25 +128,7 @@ def fused_grpo_loss(
     Raises:
         ArgumentError: shapes, dtypes or devices that do not fit, or (on the CPU) an id that is not a class.
     """
-    B, L, V = logits.shape[0], logits.shape[1] - 1, logits.shape[2]
-    # All L + 1 rows, the last one ignored: a slice of the logits would have to be copied.
-    target = input_ids.new_full((B, L + 1), _IGNORED)
-    ids = input_ids[:, input_ids.shape[1] - L :]
-    keep = None if completion_mask is None else completion_mask.bool()
-    target[:, :L] = ids if keep is None else ids.where(keep, _IGNORED)
-    # A traced graph may not write over its input.
-    inplace = inplace and not torch.compiler.is_compiling()
-    cost, _ = cross_entropy_loss(logits.reshape(-1, V), target.flatten(), inplace_backward=inplace)
-    lp = -cost.view(B, L + 1)[:, :L]
-    d = ref_logp.detach().to(lp.dtype) - lp
-    if keep is not None:
-        # Before exp: what stands at a masked place, even NaN, must not reach a gradient.
-        d = d.where(keep, 0.0)
-    kl = torch.expm1(d) - d
-    loss = beta * kl - advantages.detach().to(lp.dtype)[:, None] * torch.exp(lp - lp.detach())
-    if keep is not None:
-        loss = loss.where(keep, 0.0)
-    return (loss, kl) if save_kl else loss
+    return grpo_rows(logits, ref_logp, input_ids, advantages, beta, completion_mask, save_kl, inplace)
 
 
 def grpo_loss_torch(
