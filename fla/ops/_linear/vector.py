@@ -194,16 +194,23 @@ class Work:
         bonus = full and self.u is not None
         du = self.new(self.table.chunks, self.H, self.K, dtype=torch.float32) if bonus else None
         gprec = "raw" if self.raw else p.prec
+        block = (p.chunk, p.gkb)
+        tma = p.tma and not self.ragged and self.K % p.gkb == 0 and dq.dtype == self.k.dtype
+        gtma = tma and dg is not None and dg.element_size() == 2
+        types = {"QT": dq, "KT": dq if dk is None else dk, "GT": dq if dg is None else dg}
         _grad(
             p.kp // p.gkb * self.H * self.table.chunks,
             (
                 self.decay, self.q if full else None, self.k, self.g, self.u, self.v, do, states, exits,
-                self.ones(torch.bfloat16 if p.gscore == "bf16" else torch.float32), self.table.rows, dq, dk, dg, du,
+                self.ones(torch.bfloat16 if p.gscore == "bf16" else torch.float32), self.table.rows,
+                rows_of(dq, block, tma), None if dk is None else rows_of(dk, block, tma),
+                None if dg is None else rows_of(dg, block, gtma), du,
                 self.T, self.table.per_sequence, self.H, self.scale,
             ),
             {
                 "KB": p.gkb, "VB": p.vb, "LEVELS": self.levels, "FULL": full, "BONUS": self.u is not None,
-                "FAST": p.fast, "SD": TL_TYPES[p.gscore], "GPREC": gprec, **self.dims, **self.common,
+                "FAST": p.fast, "SD": TL_TYPES[p.gscore], "GPREC": gprec, "TMA": tma, "GTMA": gtma,
+                **{name: TL_TYPES[x.dtype] for name, x in types.items()}, **self.dims, **self.common,
             },
             p.grad.options(self.chip),
             given=(self.q, self.k, self.g, self.u, self.v, do, dq),

@@ -20,7 +20,7 @@ class VectorPlan:
         bv, bv_save: V blocks of the scans with an output, and of those that only write states or summaries.
         gkb, vb: channels of a program of the gradient kernel, and its V block.
         tma: tiles go through descriptors.
-        fast: chunks with mild gates take the short form.
+        fast: 0: all chunks take the tree; 1: those with mild gates the short form; 2: all are known to be mild.
         score, gscore: operand types of the scores and of the gradient kernel ("bf16", "fp16", "fp32").
         prec, gprec: ``input_precision`` of fp32 products; precision of the sums of gates.
     """
@@ -34,7 +34,7 @@ class VectorPlan:
     gkb: int
     vb: int
     tma: bool
-    fast: bool
+    fast: int
     score: str
     gscore: str
     prec: str
@@ -86,7 +86,7 @@ def _plan(chip: Chip, dtype: str, K: int, V: int, few: bool, aligned: bool) -> V
         gkb=min(kp, 64 if half else 32),
         vb=min(vp, 128 if half else 32),
         tma=tma,
-        fast=True,
+        fast=1,
         score=score,
         gscore=gscore,
         prec=prec,
@@ -102,7 +102,7 @@ def _stages(chip: Chip, chunk: int, kp: int, bv: int, half: bool, output: bool, 
     """How many steps of a scan fit in shared memory beside the tile that is stored."""
     size = 2 if half else 4
     step = size * (chunk * (kp * (2 if output else 1) + bv) + (chunk * chunk if output else 0))
-    rest = size * bv * max(chunk, kp)
+    rest = size * bv * (chunk + kp)
     return max(1, min(most, (chip.smem - rest - 1024) // step))
 
 

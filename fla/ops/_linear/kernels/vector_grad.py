@@ -34,9 +34,29 @@ from fla.ops._linear.kernels.vector_prep import SHIFT, SPAN, UNSHIFT, gate_bits,
 
 
 @triton.jit
+def product(x, A, B, PREC: tl.constexpr, ONE: tl.constexpr):
+    """``A^T B^T`` of two tiles (ONE: there is one V block), made where it is used; else ``x``, their sum so far."""
+    if ONE:
+        return tl.dot(tl.trans(A), tl.trans(B), input_precision=PREC)
+    else:
+        return x
+
+
+@triton.jit
+def put(
+    p, x, row, n, h, H, c0, K: tl.constexpr, KB: tl.constexpr, C: tl.constexpr, OT: tl.constexpr, TMA: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Store `[channels, tokens]` as rows of a `[rows, H, K]` tensor."""
+    store_tile(p, tl.trans(x.to(OT)), row, n, h * K + c0, K - c0, H * K, C, KB, TMA, ROWS, K % KB != 0)
+
+
+@triton.jit
 def mild_pairs(
-    xq, xw, xg, qn, kn, QS, VX, dA, gh, gr, gl, total, ones, C: tl.constexpr, FULL: tl.constexpr, BONUS: tl.constexpr,
-    SD: tl.constexpr, PREC: tl.constexpr, RAW: tl.constexpr,
+    qn, kn, QS, VX, St, Xt, dot, vt, dA, gh, gr, gl, total, ss, own_q, own_k, ones, dq, dk, dg, row, n, h, H, c0, scale,
+    C: tl.constexpr, K: tl.constexpr, KB: tl.constexpr, ONE: tl.constexpr, FULL: tl.constexpr, BONUS: tl.constexpr,
+    SD: tl.constexpr, PREC: tl.constexpr, RAW: tl.constexpr, QT: tl.constexpr, KT: tl.constexpr, GT: tl.constexpr,
+    TMA: tl.constexpr, GTMA: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     tri = one_matrix(ones, 0, C)
     G = gate_sum(gh, gr, tl.trans(tri), SD, PREC, RAW)
@@ -46,39 +66,58 @@ def mild_pairs(
     Ei = ex2((G + SHIFT) * -1.0)
     Ab = narrow(dA, SD)
     kc = narrow(kn * Ei, SD)
-    xr = (E * UNSHIFT) * QS
-    p = tl.dot(kc, tl.trans(Ab), input_precision=PREC)
-    xq += xr + E * p
+    xq = product(QS, St, dot, PREC, ONE) * (E * UNSHIFT)
     if FULL:
-        h = qn * xr
+        # what passes over a token: one sum for all that ends or begins at the tokens up to it
+        over = qn * xq
         qr = narrow(qn * E, SD)
-        h += qr.to(tl.float32) * p
+    p = tl.dot(kc, tl.trans(Ab), input_precision=PREC)
+    xq += E * p
+    if BONUS:
+        xq += own_q
+    put(dq, xq * scale, row, n, h, H, c0, K, KB, C, QT, TMA, ROWS)
+    if FULL:
+        over += qr.to(tl.float32) * p
         p = tl.dot(qr, Ab, input_precision=PREC)
         y = kc.to(tl.float32) * p
-        h -= y
+        over -= y
+        xk = Ei * p
+        if BONUS:
+            xk += own_k
+        Ei = product(VX, Xt, vt, PREC, ONE) * (Ei * ex2(total + SHIFT)[:, None])
+        put(dk, xk + Ei, row, n, h, H, c0, K, KB, C, KT, TMA, ROWS)
+        xg = grad_sum(over, tri, SD, PREC, True) + ss[:, None]
         if BONUS:
             xg -= y
-        xg += grad_sum(h, tri, SD, PREC, True)
-        xo = (Ei * ex2(total + SHIFT)[:, None]) * VX
-        xg += grad_sum(kn * xo, one_matrix(ones, 1, C), SD, PREC, False)
-        xw += xo + Ei * p
-    return xq, xw, xg
+        Ei = product(VX, Xt, vt, PREC, ONE) * ex2(total + SHIFT)[:, None] * kc.to(tl.float32)
+        xg += grad_sum(Ei, one_matrix(ones, 1, C), SD, PREC, False)
+        put(dg, xg, row, n, h, H, c0, K, KB, C, GT, GTMA, ROWS)
 
 
 @triton.jit
 def tree_pairs(
-    xq, xw, xg, qn, kn, QS, VX, dA, gh, gr, ones, C: tl.constexpr, LEVELS: tl.constexpr, FULL: tl.constexpr,
-    SD: tl.constexpr, PREC: tl.constexpr, RAW: tl.constexpr,
+    qn, kn, QS, VX, St, Xt, dot, vt, dA, diag, gh, gr, ss, own_q, own_k, ones, dq, dk, dg, row, n, h, H, c0, scale,
+    C: tl.constexpr, K: tl.constexpr, KB: tl.constexpr, LEVELS: tl.constexpr, ONE: tl.constexpr, FULL: tl.constexpr,
+    BONUS: tl.constexpr, SD: tl.constexpr, PREC: tl.constexpr, RAW: tl.constexpr, QT: tl.constexpr, KT: tl.constexpr,
+    GT: tl.constexpr, TMA: tl.constexpr, GTMA: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     tri = one_matrix(ones, 0, C)
-    xr = ex2(gate_sum(gh, gr, tl.trans(tri), SD, PREC, RAW)) * QS
-    xq += xr
+    xq = ex2(gate_sum(gh, gr, tl.trans(tri), SD, PREC, RAW)) * product(QS, St, dot, PREC, ONE)
+    xk = xq
+    xg = xq
     if FULL:
-        xg += grad_sum(qn * xr, tri, SD, PREC, False)
+        xg = grad_sum(qn * xq, tri, SD, PREC, False) + ss[:, None]
         tru = one_matrix(ones, 1, C)
-        xo = ex2(gate_sum(gh, gr, tl.trans(tru), SD, PREC, RAW)) * VX
-        xw += xo
-        xg += grad_sum(kn * xo, tru, SD, PREC, False)
+        xk = ex2(gate_sum(gh, gr, tl.trans(tru), SD, PREC, RAW)) * product(VX, Xt, vt, PREC, ONE)
+        xg += grad_sum(kn * xk, tru, SD, PREC, False)
+    if BONUS:
+        xq += own_q
+        if FULL:
+            xk += own_k
+    else:
+        xq += diag * kn
+        if FULL:
+            xk += diag * qn
     for lv in tl.range(0, LEVELS):
         m = one_matrix(ones, 2 + lv, C)
         f = ex2(gate_sum(gh, gr, tl.trans(m), SD, PREC, RAW))
@@ -88,12 +127,15 @@ def tree_pairs(
         xq += f * p
         if FULL:
             qq = qn * f
-            h = qq * p
+            over = qq * p
             p = tl.dot(narrow(qq, SD), Al, input_precision=PREC)
-            h += kk * p
-            xw += f * p
-            xg += grad_sum(h, m, SD, PREC, False)
-    return xq, xw, xg
+            over += kk * p
+            xk += f * p
+            xg += grad_sum(over, m, SD, PREC, False)
+    put(dq, xq * scale, row, n, h, H, c0, K, KB, C, QT, TMA, ROWS)
+    if FULL:
+        put(dk, xk, row, n, h, H, c0, K, KB, C, KT, TMA, ROWS)
+        put(dg, xg, row, n, h, H, c0, K, KB, C, GT, GTMA, ROWS)
 
 
 @triton.jit(do_not_specialize=["T", "NT", "H"])
@@ -101,7 +143,8 @@ def vector_grad(
     decay, q, k, g, u, v, do, states, exits, ones, table, dq, dk, dg, du, T, NT, H, scale, C: tl.constexpr,
     K: tl.constexpr, KP: tl.constexpr, KB: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, VB: tl.constexpr,
     LEVELS: tl.constexpr, FULL: tl.constexpr, BONUS: tl.constexpr, FAST: tl.constexpr, SD: tl.constexpr,
-    PREC: tl.constexpr, GPREC: tl.constexpr, VARLEN: tl.constexpr, ROWS: tl.constexpr,
+    PREC: tl.constexpr, GPREC: tl.constexpr, QT: tl.constexpr, KT: tl.constexpr, GT: tl.constexpr,
+    VARLEN: tl.constexpr, ROWS: tl.constexpr, TMA: tl.constexpr, GTMA: tl.constexpr,
 ):  # fmt: skip
     """One program per (KB channels, chunk, head). dq, dk, dg: `[rows, H, K]`; du: fp32 parts `[chunks, H, K]`.
 
@@ -121,6 +164,7 @@ def vector_grad(
             tl.store(du + (it.to(tl.int64) * H + h) * K + ck, tl.zeros((KB,), tl.float32), mask=ck < K)
         return
     NVB: tl.constexpr = VP // VB
+    ONE: tl.constexpr = NVB == 1
     VC: tl.constexpr = V % VB != 0
     KC: tl.constexpr = K % KB != 0
     w = it * H + h
@@ -131,8 +175,11 @@ def vector_grad(
     if FULL:
         qt = load_tile(q, row, n, h * K + c0, K - c0, H * K, C, KB, False, ROWS, KC)
     dA = tl.zeros((C, C), tl.float32)
-    QS = tl.zeros((KB, C), tl.float32)
-    VX = tl.zeros((KB, C), tl.float32)
+    QS = dA
+    VX = dA
+    if not ONE:
+        QS = tl.zeros((KB, C), tl.float32)
+        VX = QS
     ss = tl.zeros((KB,), tl.float32)
     for b in tl.static_range(NVB):
         dot = load_tile(do, row, n, h * V + b * VB, V - b * VB, H * V, C, VB, False, ROWS, VC)
@@ -141,9 +188,13 @@ def vector_grad(
         if FULL:
             Xt = load_tile(exits, w * VP + b * VB, VB, c0, KP, KP, VB, KB, False, False, False)
             ss += tl.sum(St.to(tl.float32) * Xt.to(tl.float32), 0)
-            VX = tl.dot(tl.trans(Xt), tl.trans(vt), VX, input_precision=PREC)
+        else:
+            Xt = St
         dA = tl.dot(dot, tl.trans(vt), dA, input_precision=PREC)
-        QS = tl.dot(tl.trans(St), tl.trans(dot), QS, input_precision=PREC)
+        if not ONE:
+            QS += tl.dot(tl.trans(St), tl.trans(dot), input_precision=PREC)
+            if FULL:
+                VX += tl.dot(tl.trans(Xt), tl.trans(vt), input_precision=PREC)
     diag = tl.sum(tl.where(r[:, None] == r[None, :], dA, 0.0), 0)[None, :]
     if BONUS:
         dA = tl.where(r[:, None] > r[None, :], dA, 0.0)
@@ -154,39 +205,29 @@ def vector_grad(
     gh, gr = split_gates(gs, SD, RAW)
     kn = tl.trans(kt).to(tl.float32)
     qn = kn
-    xq = tl.zeros((KB, C), tl.float32)
-    xw = tl.zeros((KB, C), tl.float32)
-    xg = tl.zeros((KB, C), tl.float32)
     if FULL:
         qn = tl.trans(qt).to(tl.float32) * scale
-        xg += (ss * tl.load(decay + w.to(tl.int64) * KP + ck))[:, None]
+        ss = ss * tl.load(decay + w.to(tl.int64) * KP + ck)
+    own_q = kn
+    own_k = kn
     if BONUS:
         ut = tl.load(u + h * K + ck, mask=ck < K, other=0.0).to(tl.float32)[:, None]
-        xq += diag * ut * kn
+        own_q = diag * ut * kn
         if FULL:
             y = diag * qn
-            xw += y * ut
+            own_k = y * ut
             tl.store(du + (it.to(tl.int64) * H + h) * K + ck, tl.sum(y * kn, 1), mask=ck < K)
     total = tl.sum(gl, 1)
-    mild = False
-    if FAST:
+    mild = FAST == 2
+    if FAST == 1:
         mild = tl.max(tl.sum(tl.abs(gl), 1), 0) < SPAN
     if mild:
-        xq, xw, xg = mild_pairs(
-            xq, xw, xg, qn, kn, QS, VX, dA, gh, gr, gl, total, ones, C, FULL, BONUS, SD, PREC, RAW
+        mild_pairs(
+            qn, kn, QS, VX, St, Xt, dot, vt, dA, gh, gr, gl, total, ss, own_q, own_k, ones, dq, dk, dg, row, n, h, H,
+            c0, scale, C, K, KB, ONE, FULL, BONUS, SD, PREC, RAW, QT, KT, GT, TMA, GTMA, ROWS,
         )  # fmt: skip
     else:
-        if not BONUS:
-            xq += diag * kn
-            if FULL:
-                xw += diag * qn
-        xq, xw, xg = tree_pairs(
-            xq, xw, xg, qn, kn, QS, VX, dA, gh, gr, ones, C, LEVELS, FULL, SD, PREC, RAW
+        tree_pairs(
+            qn, kn, QS, VX, St, Xt, dot, vt, dA, diag, gh, gr, ss, own_q, own_k, ones, dq, dk, dg, row, n, h, H, c0,
+            scale, C, K, KB, LEVELS, ONE, FULL, BONUS, SD, PREC, RAW, QT, KT, GT, TMA, GTMA, ROWS,
         )  # fmt: skip
-    y = tl.trans(xq * scale).to(dq.dtype.element_ty)
-    store_tile(dq, y, row, n, h * K + c0, K - c0, H * K, C, KB, False, ROWS, KC)
-    if FULL:
-        y = tl.trans(xw).to(dk.dtype.element_ty)
-        store_tile(dk, y, row, n, h * K + c0, K - c0, H * K, C, KB, False, ROWS, KC)
-        y = tl.trans(xg).to(dg.dtype.element_ty)
-        store_tile(dg, y, row, n, h * K + c0, K - c0, H * K, C, KB, False, ROWS, KC)

@@ -127,7 +127,7 @@ def vector_prep(
     cc = tl.arange(0, KB)
     P = tl.zeros((C, C), tl.float32)
     own = tl.zeros((C,), tl.float32)
-    for b in tl.static_range(NK):
+    for b in tl.range(0, NK, num_stages=1):
         c0 = b * KB
         x = load_tile(g, row, n, h * K + c0, K - c0, H * K, C, KB, GTMA, ROWS, COLS)
         kn = load_tile(k, row, n, h * K + c0, K - c0, H * K, C, KB, TMA, ROWS, COLS).to(tl.float32)
@@ -141,7 +141,11 @@ def vector_prep(
         if BONUS:
             ut = tl.load(u + h * K + c0 + cc, mask=c0 + cc < K, other=0.0).to(tl.float32)
             own += tl.sum(qn * kn * ut[None, :], 1)
-        if FAST:
+        if FAST == 2:
+            P = mild_scores(
+                P, qn, kn, gs, gl, total, tiles, ones, t0, c0, C, KP, KB, READ, BONUS, DT, SD, PREC, GPREC, TMA
+            )
+        elif FAST == 1:
             if tl.max(tl.sum(tl.abs(gl), 0), 0) < SPAN:
                 P = mild_scores(
                     P, qn, kn, gs, gl, total, tiles, ones, t0, c0, C, KP, KB, READ, BONUS, DT, SD, PREC, GPREC, TMA
