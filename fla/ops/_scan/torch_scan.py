@@ -41,6 +41,11 @@ def _pass(
     return starts, state
 
 
+def passes(steps: Sequence[int], state: Tensor) -> bool:
+    """Whether states are passed on: from chunk to chunk, or by empty sequences."""
+    return len(steps) > 1 or steps[0] < state.shape[0]
+
+
 def scan_back(
     a: Tensor, total: Tensor | None, do: Tensor, d_final: Tensor, steps: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
@@ -48,7 +53,7 @@ def scan_back(
 
     Args:
         a: decays ``[M, C, D]``.
-        total: their products over chunks ``[M, D]``; may be None where every sequence has one chunk.
+        total: their products over chunks ``[M, D]``; may be None where no states are passed on.
         do: gradients of outputs ``[M, C, D]``.
         d_final: gradients of final states ``[N, D]``.
         steps: number of chunks in each step.
@@ -58,7 +63,7 @@ def scan_back(
     """
     C = do.shape[1]
     ends, d_state = d_final, None
-    if len(steps) > 1:
+    if passes(steps, d_final):
         assert total is not None
         d_start = torch.zeros_like(total)
         for c in range(C - 1, -1, -1):
@@ -91,7 +96,7 @@ class _Scan(torch.autograd.Function):
         C = x.shape[1]
         total = None
         starts = state
-        if len(steps) > 1:
+        if passes(steps, state):
             total, added = a[:, 0].clone(), x[:, 0].clone()
             for c in range(1, C):
                 total *= a[:, c]
@@ -103,7 +108,7 @@ class _Scan(torch.autograd.Function):
             last = torch.addcmul(x[:, c], a[:, c], last, out=h[:, c])
         ctx.save_for_backward(a, h, starts, total)
         ctx.steps = steps
-        return h, final if len(steps) > 1 else last.clone()
+        return h, last.clone() if total is None else final
 
     @staticmethod
     @torch.autograd.function.once_differentiable

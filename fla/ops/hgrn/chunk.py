@@ -6,12 +6,20 @@ from __future__ import annotations
 from torch import Tensor
 
 from fla.backends import dispatch
+from fla.ops._scan.covers import covers_scan
 from fla.ops.hgrn.shared import FACTS, check_hgrn, hgrn, hgrn_outputs
 
 __all__ = ["chunk_hgrn"]
 
 
-@dispatch("hgrn", validate=check_hgrn, facts=FACTS, outputs=hgrn_outputs)
+@dispatch(
+    "hgrn",
+    validate=check_hgrn,
+    facts=FACTS,
+    outputs=hgrn_outputs,
+    triton="fla.ops._scan.entry:chunk_hgrn",
+    triton_verifier=covers_scan,
+)
 def chunk_hgrn(
     x: Tensor,
     g: Tensor,

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: MIT
+"""Launch policy of the elementwise scan: pure rules on the chip, the channels and the length."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from fla.ops._common.policy import Chip, Launch, pow2
+
+# Up to here a single small tile holds all of time.
+DECODE_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class ScanPlan:
+    """How the scan runs one class of calls.
+
+    Attributes:
+        tokens, channels: the tile.
+    """
+
+    tokens: int
+    channels: int
+    forward: Launch
+    backward: Launch
+
+
+@functools.lru_cache(maxsize=64)
+def scan_plan(chip: Chip, D: int, short: bool) -> ScanPlan:
+    """The plan for ``D`` channels; ``short``: at most `DECODE_TOKENS` tokens a row."""
+    if short:
+        return ScanPlan(DECODE_TOKENS, min(128, pow2(D)), Launch(4), Launch(4))
+    return ScanPlan(64, min(32, pow2(D)), Launch(4, 3), Launch(4, 2))
+
+
+def stretches(plan: ScanPlan, chip: Chip, rows: int, D: int, T: int) -> tuple[int, int]:
+    """Number of stretches of time, and the tokens of one.
+
+    The summaries cost two thirds of the forward once more, so time is cut only where half the chip would be idle.
+    """
+    programs = rows * -(-D // plan.channels)
+    tiles = max(1, -(-T // plan.tokens))
+    wanted = 1 if programs >= chip.sms else -(-3 * chip.sms // max(programs, 1))
+    wanted = max(1, min(wanted, tiles // 4, 32))
+    each = -(-tiles // wanted)
+    return -(-tiles // each), each * plan.tokens
