@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fla.backends import last_decision
 from fla.cli._arguments import build_arguments, parse_shape
+from fla.cli._families import small_config
 from fla.models._index import FAMILIES
 from fla.models._index import Entry as FamilyEntry
 
@@ -168,11 +169,10 @@ def _compare(what: str, ours: Tensor | None, exact: Tensor | None, tolerance: fl
 
 # Models
 
-# Sizes for whichever of these fields a family has.
-_TINY = {
+_TINY: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 32,
-    "intermediate_size": 48,
+    "intermediate_size": 64,
     "num_hidden_layers": 2,
     "num_heads": 2,
     "head_dim": 16,
@@ -186,7 +186,7 @@ def model_steps(family: FamilyEntry, device: torch.device, dtype: str) -> Iterat
     """Construction, config round trip, forward, backward and generation with the cache."""
     package = importlib.import_module(f"fla.models.{family.package}")
     config_class, model_class = (getattr(package, name) for name in family.names[:2])
-    config = config_class(**{name: value for name, value in _TINY.items() if name in package.FAMILY.fields})
+    config = small_config(family, **_TINY)
     torch.manual_seed(0)
     made: dict[str, Any] = {}
     tokens = torch.randint(1, 64, (2, 70), generator=torch.Generator().manual_seed(0)).to(device)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fla.cli._output import CliError, add_json_option, print_json
+from fla.models._index import FAMILIES
 
 _Number = TypeVar("_Number", int, float)
 
@@ -22,6 +23,13 @@ exists and exits with code 130; a second Ctrl-C exits at once.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--family",
+        choices=[family.model_type for family in FAMILIES],
+        default="kda",
+        metavar="NAME",
+        help=f"family of the model: {', '.join(family.model_type for family in FAMILIES)} (default: kda)",
+    )
     parser.add_argument("--seconds", type=_positive, default=90.0, help="how long to train (default: 90)")
     parser.add_argument("--device", default="cpu", help="torch device: cpu, cuda, cuda:1, xpu ... (default: cpu)")
     parser.add_argument("--out", type=Path, default=Path("demo-run"), help="folder to write to (default: demo-run)")

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from fla.cli._demo.speak import ByteStreamer
 from fla.cli._demo.train import Curve, Interrupt, Recipe, _rate
+from fla.models._index import FAMILIES
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +86,17 @@ def test_it_ends_with_ops_calls_and_the_backend_that_ran(demo):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no SIGINT to a child on Windows")
+@pytest.mark.parametrize("family", [f.model_type for f in FAMILIES])
+def test_every_family_can_be_trained_and_talks(fla_cli, text, tmp_path, family):
+    words = ["--size", "tiny", "--seconds", "0.3", "--tokens", "6", "--text", str(text), "--out", str(tmp_path)]
+    result = fla_cli("demo", "--family", family, *words, "--json")
+    assert result.code == 0
+    assert result.json["family"] == family
+    assert result.json["training"]["steps"] > 0
+    assert result.json["generation"]["tokens"] == 6
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint").config.model_type == family
+
+
 def test_ctrl_c_saves_what_exists_and_exits_with_130(text, tmp_path):
     out = tmp_path / "run"
     words = ["demo", "--size", "tiny", "--seconds", "600", "--text", str(text), "--out", str(out)]

@@ -31,6 +31,13 @@ def test_kda_as_op_and_model(fla_cli):
     assert result.code == 0
 
 
+def test_every_family_is_built_trained_and_generates(fla_cli):
+    result = fla_cli("smoke", "--only", *(f"models/{f.model_type}" for f in FAMILIES), "--json")
+    steps = ["construct", "config", "forward", "backward", "generate"]
+    assert [(i["detail"], i["status"]) for i in result.json["items"] if i["steps"] != steps] == []
+    assert result.code == 0
+
+
 def test_text_output_has_one_row_per_item(fla_cli):
     out = fla_cli("smoke", "--only", "ops/retention").out
     assert "ops/retention  ok" in out

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
+from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 import fla
@@ -23,7 +24,7 @@ from fla.cli._demo.speak import Speech, speak
 from fla.cli._demo.train import Curve, Interrupt, Recipe, bits_per_byte, build_model, held_out_windows, train
 from fla.cli._devices import usable_device
 from fla.cli._output import CliError, Output
-from fla.models import KDAForCausalLM
+from fla.models._index import FAMILIES
 
 RECIPES = {
     "small": Recipe(),
@@ -47,9 +48,10 @@ def run_demo(args: argparse.Namespace, stream: TextIO) -> dict[str, Any]:
         f"Text: {corpus.train_files} files ({len(corpus.train) / 1e6:.1f} MB) to train on, "
         f"{corpus.held_out_files} files ({len(corpus.held_out) / 1e6:.1f} MB) held out, from {corpus.root}"
     )
-    model = build_model(recipe, device, args.seed)
+    family = next(f for f in FAMILIES if f.model_type == args.family)
+    model = build_model(family, recipe, device, args.seed)
     parameters = sum(p.numel() for p in model.parameters())
-    out.line(f"Model: Kimi Delta Attention, {recipe.layers} layers, {parameters / 1e6:.2f} M parameters, on {device}")
+    out.line(f"Model: {family.stem}, {recipe.layers} layers, {parameters / 1e6:.2f} M parameters, on {device}")
 
     interrupt = Interrupt()
     metrics = _facts(args, corpus, recipe, device, parameters)
@@ -104,6 +106,7 @@ def _facts(
         "threads": torch.get_num_threads(),
         "cpus": os.cpu_count(),
         "seed": args.seed,
+        "family": args.family,
         "size": args.size,
         "parameters": parameters,
         "recipe": vars(recipe),
@@ -120,7 +123,7 @@ def _facts(
     }
 
 
-def _held_out(out: Output, model: KDAForCausalLM, corpus: Corpus) -> dict[str, Any]:
+def _held_out(out: Output, model: Any, corpus: Corpus) -> dict[str, Any]:
     """Bits per byte of the model and of two counted models, all on the same held-out bytes."""
     windows = held_out_windows(corpus.held_out, _EVALUATION_LENGTH, _EVALUATION_BYTES)
     result: dict[str, Any] = {
@@ -154,7 +157,8 @@ def _talk(
     out: Output, stream: TextIO, checkpoint: Path, device: torch.device, args: argparse.Namespace, interrupt: Interrupt
 ) -> dict[str, Any]:
     """Reload the checkpoint, as a user would, and stream text from it."""
-    model = KDAForCausalLM.from_pretrained(checkpoint).to(device)
+    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint)
+    model.to(device)
 
     def write(text: str) -> None:
         stream.write(text)

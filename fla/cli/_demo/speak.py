@@ -7,11 +7,10 @@ import codecs
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers.generation.streamers import BaseStreamer
-
-from fla.models import KDAForCausalLM
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class ByteStreamer(BaseStreamer):
 
 
 def speak(
-    model: KDAForCausalLM,
+    model: Any,
     prompt: str,
     *,
     tokens: int,

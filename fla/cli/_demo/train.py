@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fla.cli._demo.corpus import END_OF_FILE, Bytes
-from fla.models import KDAConfig, KDAForCausalLM
+from fla.cli._families import small_config
+from fla.models._index import Entry
 
 
 @dataclass(frozen=True)
@@ -80,22 +81,26 @@ class Interrupt:
             signal.signal(signal.SIGINT, before)
 
 
-def build_model(recipe: Recipe, device: torch.device, seed: int) -> KDAForCausalLM:
-    """A KDA language model over bytes with random weights."""
+def build_model(family: Entry, recipe: Recipe, device: torch.device, seed: int) -> Any:
+    """A language model of the family over bytes, with random weights."""
+    from transformers import AutoModelForCausalLM
+
     torch.manual_seed(seed)
-    config = KDAConfig(
+    config = small_config(
+        family,
         vocab_size=256,
         hidden_size=recipe.hidden_size,
         num_hidden_layers=recipe.layers,
         num_heads=recipe.heads,
         head_dim=recipe.head_dim,
         intermediate_size=3 * recipe.hidden_size,
-        max_position_embeddings=1 << 20,  # the recurrence knows no limit
+        max_position_embeddings=1 << 20,  # a recurrence knows no limit, and tables of positions grow
         bos_token_id=END_OF_FILE,
         eos_token_id=END_OF_FILE,
+        pad_token_id=None,
         tie_word_embeddings=True,
     )
-    return KDAForCausalLM(config).to(device)
+    return AutoModelForCausalLM.from_config(config).to(device)
 
 
 def autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
@@ -104,7 +109,7 @@ def autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 
 
 def train(
-    model: KDAForCausalLM,
+    model: Any,
     data: Bytes,
     recipe: Recipe,
     *,
@@ -145,7 +150,7 @@ def train(
     return curve
 
 
-def _warm_up(model: KDAForCausalLM, recipe: Recipe) -> None:
+def _warm_up(model: Any, recipe: Recipe) -> None:
     """One forward and backward pass that is thrown away: what the first one loads must not eat into the time."""
     device = next(model.parameters()).device
     tokens = torch.ones(recipe.batch, recipe.length, dtype=torch.long, device=device)
@@ -182,7 +187,7 @@ def held_out_windows(data: Bytes, length: int, limit: int) -> np.ndarray[Any, An
 
 
 @torch.no_grad()
-def bits_per_byte(model: KDAForCausalLM, data: Bytes, windows: np.ndarray[Any, Any], batch: int = 16) -> float:
+def bits_per_byte(model: Any, data: Bytes, windows: np.ndarray[Any, Any], batch: int = 16) -> float:
     """Mean bits the model needs for every byte of `windows` except the first of each, which it sees no context for."""
     device = next(model.parameters()).device
     model.eval()
