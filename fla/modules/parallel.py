@@ -7,10 +7,12 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import ParallelStyle, SequenceParallel
 
-__all__ = ["NormParallel", "PrepareModuleWeight", "SwiGLULinearParallel"]
+from fla.ops._common.checks import ArgumentError
+
+__all__ = ["LinearLossParallel", "NormParallel", "PrepareModuleWeight", "SwiGLULinearParallel"]
 
 
 class NormParallel(SequenceParallel):
@@ -91,3 +93,51 @@ class SwiGLULinearParallel(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         # The stub says that input_fn returns nothing; its result replaces the inputs.
         return distribute_module(module, device_mesh, None, self._inputs, self._outputs)  # type: ignore[arg-type]
+
+
+class LinearLossParallel(ParallelStyle):
+    """:class:`fla.modules.FusedLinearCrossEntropyLoss` of a sequence that is sharded over ranks.
+
+    ``x`` and ``target`` are expected, or brought, to be sharded along ``sequence_dim``, ``weight`` and ``bias`` are
+    replicated; local tensors are taken as this rank's part. Every rank gets the loss of its own tokens, a local tensor.
+    Gradients are those of the sum of the ranks' losses: with ``reduction="sum"`` that is the whole loss; with
+    ``"mean"`` divide by the number of ranks.
+
+    Args:
+        sequence_dim: the axis that is sharded.
+        use_local_output: accepted as in the reference package; the loss is local either way.
+
+    Raises:
+        ArgumentError: the module is not called with ``x, target, weight, bias`` by position.
+    """
+
+    def __init__(self, *, sequence_dim: int = 1, use_local_output: bool = False) -> None:
+        super().__init__()
+        self.sequence_sharding = (Shard(sequence_dim),)
+        self.use_local_output = use_local_output
+
+    def _inputs(self, module: nn.Module, inputs: tuple[Any, ...], device_mesh: DeviceMesh) -> tuple[Any, ...]:
+        if len(inputs) != 4:
+            raise ArgumentError(
+                f"LinearLossParallel takes `x, target, weight, bias` by position (bias may be None), got {len(inputs)}."
+            )
+
+        def local(tensor: Tensor | None, placement: Placement, grad: Placement) -> Tensor | None:
+            if tensor is None:
+                return None
+            if not isinstance(tensor, DTensor):
+                tensor = DTensor.from_local(tensor, device_mesh, [placement], run_check=False)
+            return tensor.redistribute(device_mesh, [placement]).to_local(grad_placements=[grad])
+
+        x, target, weight, bias = inputs
+        shard = self.sequence_sharding[0]
+        return (
+            local(x, shard, shard),
+            local(target, shard, shard),
+            local(weight, Replicate(), Partial()),
+            local(bias, Replicate(), Partial()),
+        )
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        # The stub says that input_fn returns nothing; its result replaces the inputs.
+        return distribute_module(module, device_mesh, None, self._inputs, None)  # type: ignore[arg-type]

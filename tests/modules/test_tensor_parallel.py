@@ -12,7 +12,8 @@ import os, sys, torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
-from fla.modules import LayerNorm, RMSNorm
+from fla.modules import FusedLinearCrossEntropyLoss, LayerNorm, RMSNorm
+from fla.modules.fused_linear_cross_entropy import LinearLossParallel
 from fla.modules.mlp import SwiGLULinear
 from fla.modules.norm import NormParallel
 from fla.modules.mlp import SwiGLULinearParallel
@@ -60,6 +61,28 @@ for bias in (None, torch.randn(5, dtype=torch.float64)):
     ref.square().sum().backward()
     for p, q in zip(part, whole):
         close(p.grad, q.grad[..., mine])
+
+head = [torch.randn(2, 8, 6, dtype=torch.float64), torch.randint(0, 10, (2, 8))]
+head += [torch.randn(10, 6, dtype=torch.float64), torch.randn(10, dtype=torch.float64)]
+whole = [t.clone().requires_grad_(t.is_floating_point()) for t in head]
+part = [t[:, rank * 4 : rank * 4 + 4].clone() if i < 2 else t.clone() for i, t in enumerate(head)]
+part = [t.requires_grad_(t.is_floating_point()) for t in part]
+loss = parallelize_module(FusedLinearCrossEntropyLoss(reduction="sum"), mesh, LinearLossParallel())
+y, ref = loss(*part), FusedLinearCrossEntropyLoss(reduction="sum")(*whole)
+total = y.detach().clone()
+dist.all_reduce(total)
+close(total, ref)
+y.backward()
+ref.backward()
+close(part[0].grad, whole[0].grad[:, rank * 4 : rank * 4 + 4])
+close(part[2].grad, whole[2].grad)
+close(part[3].grad, whole[3].grad)
+loss(part[0].detach(), part[1], DTensor.from_local(part[2].detach(), mesh, [Replicate()]), None)
+try:
+    loss(*part[:3])
+    raise SystemExit("three inputs were taken")
+except ValueError as error:
+    assert "by position" in str(error)
 
 layer = torch.nn.Linear(4, 2)
 layer.weight.requires_grad_(False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Triton path of the short convolution, with its gradient; same parameters as :mod:`.ops`, checked there."""
+"""Triton path of the short convolution, with its gradient; same parameters as in :mod:`.conv`, checked there."""
 
 from __future__ import annotations
 

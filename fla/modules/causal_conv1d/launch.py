@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How the convolution kernels are launched. Arguments have been checked; shapes as in :mod:`.ops`."""
+"""How the convolution kernels are launched. Arguments have been checked; shapes as in :mod:`.conv`."""
 
 from __future__ import annotations
 

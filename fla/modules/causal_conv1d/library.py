@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fla.backends import BaseBackend, Capability, hookimpl
-from fla.modules.causal_conv1d.ops import causal_conv1d_update_states
+from fla.modules.causal_conv1d.conv import causal_conv1d_update_states
 
 
 class CausalConv1d(BaseBackend):

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fla.backends import dispatch
-from fla.modules.causal_conv1d.ops import FACTS, causal_conv1d, check_conv, covers_conv
+from fla.modules.causal_conv1d.conv import FACTS, causal_conv1d, check_conv, covers_conv
 from fla.ops._common.checks import ArgumentError
 
 __all__ = ["CausalConv1dFunction", "causal_conv1d_bwd", "causal_conv1d_fwd"]

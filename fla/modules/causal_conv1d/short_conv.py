@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fla.backends.devices import has_module
-from fla.modules.causal_conv1d.ops import causal_conv1d, causal_conv1d_update
+from fla.modules.causal_conv1d.conv import causal_conv1d, causal_conv1d_update
 from fla.ops._common.checks import ArgumentError
 
 __all__ = ["ShortConvolution"]

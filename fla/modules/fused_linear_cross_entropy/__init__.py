@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -15,8 +15,12 @@ from fla.modules.fused_linear_cross_entropy.ops import (
 )
 from fla.ops._common.checks import check_choice
 
+if TYPE_CHECKING:
+    from fla.modules.parallel import LinearLossParallel as LinearLossParallel
+
 __all__ = [
     "FusedLinearCrossEntropyLoss",
+    "LinearLossParallel",
     "fused_linear_cross_entropy_bwd",
     "fused_linear_cross_entropy_fwd",
     "fused_linear_cross_entropy_loss",
@@ -71,3 +75,12 @@ class FusedLinearCrossEntropyLoss(nn.Module):
             self.accumulate_grad_in_fp32,
             self.process_group,
         )
+
+
+def __getattr__(name: str) -> Any:
+    # torch.distributed.tensor takes a while to import, and losses need none of it.
+    if name == "LinearLossParallel":
+        from fla.modules.parallel import LinearLossParallel
+
+        return LinearLossParallel
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

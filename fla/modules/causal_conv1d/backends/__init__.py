@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Paths of the reference package; the adapter itself is :mod:`fla.modules.causal_conv1d.library`."""
