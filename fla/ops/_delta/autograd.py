@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fla.backends import needs_backward
 from fla.ops._common.gates import needs_range, to_output
 from fla.ops._common.launch import aligned, on_device
 from fla.ops._delta import scalar
@@ -102,5 +103,11 @@ def delta_rule(
         )
         if k.numel() == 0 or v.numel() == 0 or call.table.sequences == 0:
             return _empty_result(call, v, h0, output_final_state)
-        o, ht = ScalarDelta.apply(q, k, v, g, beta, A_log, dt_bias, h0, read, call, output_final_state)
-    return o, ht
+        inputs = (q, k, v, g, beta, A_log, dt_bias, h0, read)
+        if needs_backward(inputs):
+            return ScalarDelta.apply(*inputs, call, output_final_state)
+        T, A, sc = scalar.prepare(call, q, k, v, g, beta, A_log, dt_bias, False, read)
+        entry = scalar.entries(call, q, k, v, T, A, sc, h0, read)
+        out, final, _, _ = scalar.scan(call, q, k, v, T, A, sc, h0, entry, True, output_final_state, False, read)
+    assert out is not None
+    return out, final

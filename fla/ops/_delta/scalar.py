@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fla.ops._common.device_index import ChunkTable, chunk_table
-from fla.ops._common.launch import Launcher, descriptor
+from fla.ops._common.launch import Fixed, Launcher, descriptor
 from fla.ops._common.policy import Chip, chip_of
 from fla.ops._delta.kernels.scalar_grad import scalar_fold, scalar_grad
 from fla.ops._delta.kernels.scalar_prep import SC, scalar_prep
@@ -52,6 +53,7 @@ class ScalarCall:
     v_first: bool
     segments: int = 1  # stretches that each sequence is cut into
     before: bool = False  # the state is read before its decay
+    launches: dict[Any, Fixed] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def make(
@@ -59,6 +61,10 @@ class ScalarCall:
         cu_seqlens: Tensor | None, chip: Chip | None = None, plan: ScalarPlan | None = None,
         segments: int | None = None, read: bool = False, before: bool = False,
     ) -> ScalarCall:  # fmt: skip
+        if cu_seqlens is None and chip is None and plan is None and segments is None:
+            return _dense_call(
+                k.shape, v.shape, k.dtype, chip_of(k.device), scale, norm, beta_scale, v_first, read, before
+            )  # fmt: skip
         chip = chip_of(k.device) if chip is None else chip
         sequences = k.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
         if plan is None:
@@ -67,6 +73,20 @@ class ScalarCall:
         if segments is None:
             segments = time_segments(plan, chip, sequences * v.shape[2], v.shape[-1], table.chunks // max(sequences, 1))
         return cls(Shape.of(k, v), plan, chip, table, scale, beta_scale, norm, v_first, segments, before)
+
+
+@functools.lru_cache(maxsize=256)
+def _dense_call(
+    k: tuple[int, ...], v: tuple[int, ...], dtype: torch.dtype, chip: Chip, scale: float, norm: bool,
+    beta_scale: float, v_first: bool, read: bool, before: bool,
+) -> ScalarCall:  # fmt: skip
+    # One object for all calls of these sizes, because it keeps what their launches have in common.
+    B, T, H, K = k
+    plan = scalar_plan(chip, dtype, K, v[3], B * v[2], norm, read)
+    table = chunk_table(B, T, plan.chunk)
+    segments = time_segments(plan, chip, B * v[2], v[3], table.per_sequence)
+    shape = Shape(B, T, H, v[2], K, v[3])
+    return ScalarCall(shape, plan, chip, table, scale, beta_scale, norm, v_first, segments, before)
 
 
 def _descriptor(x: Tensor, rows: int, cols: int, block_rows: int, block_cols: int, use: bool) -> Any:
@@ -102,12 +122,16 @@ def prepare(
         _descriptor(T, tiles * C, C, C, C, d), A, _descriptor(A, tiles * C, C, C, C, d), sc,
         sc if t.rows is None else t.rows, s.T, t.per_sequence, s.H, s.HV, call.scale, call.beta_scale, int(save),
     )  # fmt: skip
-    meta = {
-        "K": s.K, "KB": p.prep_k, "C": C, "NORM": call.norm, "GATE": _gate_mode(g, A_log), "BIAS": dt_bias is not None,
-        "SIGMOID": call.beta_scale > 0, "READ": read is not None, "BEFORE": call.before, "VARLEN": t.varlen, "DESC": d,
-        "DOT": p.dot, "INV": p.inverse,
-    }  # fmt: skip
-    _prep(tiles, args, meta, p.options[0], (q, k, g, beta, A_log, dt_bias))
+    key = ("prep", _gate_mode(g, A_log), dt_bias is not None, read is not None)
+    run = call.launches.get(key)
+    if run is None:
+        meta = {
+            "K": s.K, "KB": p.prep_k, "C": C, "NORM": call.norm, "GATE": key[1], "BIAS": key[2],
+            "SIGMOID": call.beta_scale > 0, "READ": key[3], "BEFORE": call.before, "VARLEN": t.varlen, "DESC": d,
+            "DOT": p.dot, "INV": p.inverse,
+        }  # fmt: skip
+        run = call.launches[key] = _prep.fix(meta, p.options[0])
+    run(tiles, args, (q, k, g, beta, A_log, dt_bias))
     return T, A, sc
 
 
@@ -134,15 +158,18 @@ def _scan_args(
     )  # fmt: skip
 
 
-def _scan_meta(
-    call: ScalarCall, s: Shape, bv: int, out: bool, save: bool, split: int, stages: int, read: bool
-) -> dict[str, Any]:  # fmt: skip
-    p = call.plan
-    return {
-        "K": s.K, "V": s.V, "BK": p.block_k, "BV": bv, "C": p.chunk, "OUT": out, "SAVE": save, "SPLIT": split,
-        "READ": read, "VFIRST": call.v_first, "VARLEN": call.table.varlen, "DESC": p.descriptors, "DOT": p.dot,
-        "STAGES": stages,
-    }  # fmt: skip
+def _scan_run(call: ScalarCall, bv: int, out: bool, save: bool, split: int, read: bool) -> Fixed:
+    key = ("scan", bv, out, save, split, read)
+    run = call.launches.get(key)
+    if run is None:
+        p, s = call.plan, call.shape
+        meta = {
+            "K": s.K, "V": s.V, "BK": p.block_k, "BV": bv, "C": p.chunk, "OUT": out, "SAVE": save, "SPLIT": split,
+            "READ": read, "VFIRST": call.v_first, "VARLEN": call.table.varlen, "DESC": p.descriptors, "DOT": p.dot,
+            "STAGES": (p.forward if out else p.recompute).stages,
+        }  # fmt: skip
+        run = call.launches[key] = _scan.fix(meta, p.options[1 if out else 2])
+    return run
 
 
 def entries(
@@ -160,11 +187,8 @@ def entries(
     entry = torch.empty(heads, nv * bv, bk, dtype=torch.float32, device=k.device)
     parts = call.segments - 1
     args = _scan_args(call, q, k, v, T, A, sc, h0, summary, None, None, None, None, parts, bv, read)
-    _scan(
-        (nv + nk) * s.HV * parts * t.sequences, args,
-        _scan_meta(call, s, bv, False, False, 2, p.recompute.stages, read is not None), p.options[2],
-        (q, k, v, h0, t.cu),
-    )  # fmt: skip
+    run = _scan_run(call, bv, False, False, 2, read is not None)
+    run((nv + nk) * s.HV * parts * t.sequences, args, (q, k, v, h0, t.cu))
     rows = 16
     _merge(
         nv * bv // rows * s.HV * t.sequences, (summary, entry, call.segments, s.HV),
@@ -184,13 +208,9 @@ def scan(
     ht = torch.empty(state_shape(call, s), dtype=torch.float32, device=k.device) if final else None
     S = k.new_empty(tiles, s.V, s.K) if save else None
     U = k.new_empty(tiles, s.V, p.chunk) if save else None
-    launch = p.forward if output else p.recompute
     args = _scan_args(call, q, k, v, T, A, sc, h0, entry, o, ht, S, U, call.segments, bv, read)
-    _scan(
-        -(-s.V // bv) * s.HV * call.segments * t.sequences, args,
-        _scan_meta(call, s, bv, output, save, int(entry is not None), launch.stages, read is not None),
-        p.options[1 if output else 2], (q, k, v, h0, t.cu),
-    )  # fmt: skip
+    run = _scan_run(call, bv, output, save, int(entry is not None), read is not None)
+    run(-(-s.V // bv) * s.HV * call.segments * t.sequences, args, (q, k, v, h0, t.cu))
     return o, ht, S, U
 
 
@@ -213,11 +233,15 @@ def reverse(
         sc if t.cu is None else t.cu, sc if t.offsets is None else t.offsets, s.T, t.per_sequence, s.H, s.HV,
         int(dht is not None), int(dh0 is not None),
     )  # fmt: skip
-    meta = {
-        "K": s.K, "V": s.V, "BK": p.block_k, "BV": bv, "C": C, "READ": read is not None, "VFIRST": call.v_first,
-        "VARLEN": t.varlen, "DESC": d, "DOT": p.dot, "STAGES": p.reverse.stages,
-    }  # fmt: skip
-    _reverse(-(-s.V // bv) * s.HV * t.sequences, args, meta, p.options[3], (q, k, do, dht, dh0, t.cu))
+    key = ("reverse", read is not None)
+    run = call.launches.get(key)
+    if run is None:
+        meta = {
+            "K": s.K, "V": s.V, "BK": p.block_k, "BV": bv, "C": C, "READ": key[1], "VFIRST": call.v_first,
+            "VARLEN": t.varlen, "DESC": d, "DOT": p.dot, "STAGES": p.reverse.stages,
+        }  # fmt: skip
+        run = call.launches[key] = _reverse.fix(meta, p.options[3])
+    run(-(-s.V // bv) * s.HV * t.sequences, args, (q, k, do, dht, dh0, t.cu))
     return dv, X
 
 
@@ -268,23 +292,31 @@ def gradients(
         dk, _descriptor(dk, rows, s.HV * s.K, C, bk, d), dk if dread is None else dread,
         dk if dread is None else _descriptor(dread, rows, s.HV * s.K, C, bk, d),
     )  # fmt: skip
-    tails = (*main[:5], *main[:3], U, S, S, X, X, *main[13:17], dq, dq, dk, dk, main[21], main[21])
     rest = (
         db if dg is None else dg, db, sc if dy is None else dy, sc if part is None else part,
         sc if t.rows is None else t.rows, sc if t.cu is None else t.cu, sc if t.offsets is None else t.offsets,
         s.T, t.per_sequence, s.H, s.HV, rows, call.scale**-2 if call.scale else 0.0,
         1.0 / call.beta_scale if call.beta_scale else 0.0,
     )  # fmt: skip
-    meta = {
-        "K": s.K, "V": s.V, "BK": bk, "BV": bv, "C": C, "NORM": call.norm, "DECAY": mode, "BIAS": dt_bias is not None,
-        "PROJECT": blocks == 1, "READ": read is not None, "BEFORE": call.before, "VARLEN": t.varlen,
-        "DESC": d, "TAILS": False, "DOT": p.dot,
-    }  # fmt: skip
+
+    def run(tails: bool) -> Fixed:
+        key = ("grad", tails, mode, dt_bias is not None, read is not None)
+        fixed = call.launches.get(key)
+        if fixed is None:
+            meta = {
+                "K": s.K, "V": s.V, "BK": bk, "BV": bv, "C": C, "NORM": call.norm, "DECAY": mode, "BIAS": key[3],
+                "PROJECT": blocks == 1, "READ": key[4], "BEFORE": call.before, "VARLEN": t.varlen,
+                "DESC": d and not tails, "TAILS": tails, "DOT": p.dot,
+            }  # fmt: skip
+            fixed = call.launches[key] = _grad.fix(meta, p.options[4])
+        return fixed
+
     given = (q, k, do, g, beta, A_log, dt_bias, t.cu)
     if not d or t.varlen or s.T >= C:
-        _grad(blocks * tiles, (*main, *rest), meta, p.options[4], given)
+        run(False)(blocks * tiles, (*main, *rest), given)
     if d and (t.varlen or s.T % C):
-        _grad(blocks * s.HV * t.sequences, (*tails, *rest), {**meta, "DESC": False, "TAILS": True}, p.options[4], given)
+        tails = (*main[:5], *main[:3], U, S, S, X, X, *main[13:17], dq, dq, dk, dk, main[21], main[21])
+        run(True)(blocks * s.HV * t.sequences, (*tails, *rest), given)
     if fold:
         dqh, dkh, drh, dq, dk = dq, dk, dread, torch.empty_like(q), torch.empty_like(k)
         dread = None if read is None else torch.empty_like(read)
