@@ -33,7 +33,7 @@ class LinearLayer(RecurrentLayer):
     silu_without_conv: ClassVar[bool] = False
     training_needs_chunk: ClassVar[bool] = False
     use_short_conv = False
-    feature_map: Any = None
+    feature_map: Any
     feature_map_fn: Callable[[Tensor], Tensor] | None = None
 
     def set_heads(

@@ -74,6 +74,7 @@ class GatedSlotAttention(LinearLayer):
         self.set_heads(hidden_size, expand_k, expand_v, num_heads, num_kv_heads, mode=mode, layer_idx=layer_idx)
         self.num_slots = self.head_k_dim if num_slots is None else num_slots
         self.gate_logit_normalizer, self.scale = gate_logit_normalizer, scale
+        self.feature_map = None
         if feature_map is not None:
             check_choice("feature_map", feature_map, _FEATURE_MAPS)
             cls: Any = _FEATURE_MAPS[feature_map]

@@ -12,8 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fla.layers.gla import GatedLinearAttention
+from fla.layers.gsa import GatedSlotAttention
+from fla.layers.hgrn import HGRNAttention
 from fla.layers.hgrn2 import HGRN2Attention
+from fla.layers.linear_attn import LinearAttention
 from fla.layers.multiscale_retention import MultiScaleRetention
+from fla.layers.rwkv6 import RWKV6Attention
 from fla.layers.simple_gla import SimpleGatedLinearAttention
 from fla.models.utils import Cache
 from fla.utils import assert_close
@@ -100,12 +104,96 @@ def simple_gla(layer: Any, x: Tensor) -> Tensor:
     return gated(layer, x, recurrence(*qkv(layer, x), g[..., None]))
 
 
+def hgrn(layer: Any, x: Tensor, bound: Tensor | None = None) -> Tensor:
+    i, f = (branch(layer, n, x, lambda t: t) for n in "if")
+    f = torch.sigmoid(f)
+    if bound is not None:
+        f = bound + (1 - bound) * f
+    h, out = torch.zeros_like(f[0]), []
+    for t in range(len(x)):
+        h = f[t] * h + (1 - f[t]) * F.silu(i[t])
+        out.append(h)
+    return layer.o_proj(rms(torch.stack(out), layer.g_norm.weight) * F.silu(layer.g_proj(x)))
+
+
+def gsa(layer: Any, x: Tensor) -> Tensor:
+    H, phi = layer.num_heads, {"swish": F.silu, "relu": F.relu, None: lambda t: t}
+    q, k, v = (branch(layer, n, x, F.silu) for n in "qkv")
+    q, k = (t.view(len(x), -1, layer.head_k_dim) for t in (q, k))
+    kind = getattr(layer.feature_map, "layer", None)
+    if kind is not None:
+        q, k = F.relu(q @ kind.weight.T), F.relu(k @ kind.weight.T)
+    else:
+        f = {"SwishFeatureMap": "swish", "ReLUFeatureMap": "relu"}.get(type(layer.feature_map).__name__)
+        q, k = phi[f](q), phi[f](k)
+    g = torch.sigmoid(layer.f_proj(x)) ** (1 / layer.gate_logit_normalizer)
+    q, k, v, g = (heads(t.flatten(1), H, w) for t, w in zip((q, k, F.silu(v), g), sizes(layer), strict=True))
+    Hk, Hv = x.new_zeros(H, q.shape[2], g.shape[2]), x.new_zeros(H, g.shape[2], v.shape[2])
+    out = []
+    for t in range(len(x)):
+        Hk = Hk * g[t][:, None] + k[t][..., None] * (1 - g[t])[:, None]
+        Hv = Hv * g[t][..., None] + (1 - g[t])[..., None] * v[t][:, None]
+        p = torch.softmax(layer.scale * torch.einsum("hk,hkm->hm", q[t], Hk), -1)
+        out.append(torch.einsum("hm,hmv->hv", p, Hv))
+    return layer.o_proj(rms(F.silu(torch.stack(out).flatten(1)), layer.g_norm.weight))
+
+
+def sizes(layer: Any) -> tuple[int, int, int, int]:
+    return layer.head_k_dim, layer.head_k_dim, layer.head_v_dim, layer.num_slots
+
+
+def linear(layer: Any, x: Tensor) -> Tensor:
+    q, k, v = (branch(layer, n, x, F.silu) for n in "qkv")
+    H, K = layer.num_heads, layer.head_k_dim
+    q, k, v = heads(q, H, K), heads(k, H, K), heads(v, H, layer.head_v_dim)
+
+    def phi(m: Any, t: Tensor) -> Tensor:
+        kind = type(m).__name__
+        if kind == "HadamardFeatureMap":
+            return (t @ m.layer1.weight.T + m.layer1.bias) * (t @ m.layer2.weight.T + m.layer2.bias)
+        if kind == "HedgehogFeatureMap":
+            h = t @ m.layer.weight.T + m.layer.bias
+            return torch.softmax(torch.cat([2 * h, -2 * h], -1), -1)
+        if kind == "DPFPFeatureMap":
+            r = torch.cat([F.relu(t), F.relu(-t)], -1)
+            return torch.cat([r * torch.roll(r, j, -1) for j in (1, 2, 3, 4)], -1)
+        return F.relu(t @ m.layer.weight.T) if kind == "T2RFeatureMap" else F.elu(t) + 1
+
+    q, k = phi(layer.feature_map_q, q), phi(layer.feature_map_k, k)
+    q = q / (q.sum(-1, keepdim=True) + 1e-4) if layer.norm_q else q
+    k = k / (k.sum(-1, keepdim=True) + 1e-4) if layer.norm_k else k
+    o = recurrence(q, k, v, x.new_zeros(len(x), H, 1))
+    if layer.do_feature_map_norm:
+        o = o / (recurrence(q, k, x.new_ones(len(x), H, 1), x.new_zeros(len(x), H, 1)) + 1e-10)
+    o = o if isinstance(layer.norm, torch.nn.Identity) else rms(o, layer.norm.weight)
+    return layer.o_proj(o.flatten(1))
+
+
+def rwkv6(layer: Any, x: Tensor) -> Tensor:
+    H, delta = layer.num_heads, F.pad(x, (0, 0, 1, 0))[:-1] - x
+    first, last = layer.x_proj[0], layer.x_proj[2]
+    low = torch.tanh((x + delta * first.mu) @ first.linear.weight.T).chunk(5, -1)
+    mu = [a @ w.T + b for a, w, b in zip(low, last.weight.chunk(5, -1), layer.x_bias, strict=True)]
+    inputs = dict(zip("rwkvg", (x + delta * m for m in mu), strict=True))
+    r, k, v, g = (inputs[n] @ getattr(layer, f"{n}_proj").linear.weight.T for n in "rkvg")
+    a, b = layer.w_proj.linear.lora[0], layer.w_proj.linear.lora[2]
+    w = torch.tanh(inputs["w"] @ a.weight.T) @ b.weight.T + b.bias
+    r, k, v, w = (t.view(len(x), H, -1) for t in (r, k, v, w))
+    S, out = x.new_zeros(H, r.shape[2], v.shape[2]), []
+    for t in range(len(x)):
+        new = k[t][..., None] * v[t][:, None]
+        out.append(torch.einsum("hkv,hk->hv", S + layer.bonus[..., None] * new, r[t]))
+        S = S * torch.exp(-torch.exp(w[t]))[..., None] + new
+    o = F.group_norm(torch.stack(out).flatten(1), H, layer.g_norm.weight, layer.g_norm.bias, 1e-5)
+    return layer.o_proj(o * F.silu(g))
+
+
 class Case(NamedTuple):
     cls: type
     formula: Callable[[Any, Tensor], Tensor]
     kwargs: dict[str, Any]
     variants: tuple[dict[str, Any], ...]
-    state: tuple[int, ...]  # of two sequences
+    state: tuple[Any, ...]  # shape, or shapes, for two sequences
 
 
 CASES = {
@@ -120,6 +208,37 @@ CASES = {
             {"fuse_norm": False, "elementwise_affine": False},
         ),
         (2, 2, 12, 6),
+    ),
+    "gsa": Case(
+        GatedSlotAttention,
+        gsa,
+        {"num_heads": 2, "num_slots": 5},
+        (
+            {"num_heads": 4, "num_kv_heads": 2, "feature_map": "t2r", "use_short_conv": True, "conv_bias": True},
+            {"feature_map": "relu", "scale": 0.3, "gate_logit_normalizer": 1, "num_slots": None, "expand_v": 0.5},
+            {"feature_map": None, "elementwise_affine": False},
+        ),
+        ((2, 2, 12, 5), (2, 2, 5, 12)),
+    ),
+    "hgrn": Case(HGRNAttention, hgrn, {}, ({"expand_ratio": 2}, {"use_short_conv": True, "conv_bias": True}), (2, 24)),
+    "linear": Case(
+        LinearAttention,
+        linear,
+        {"num_heads": 2},
+        (
+            {"num_heads": 4, "num_kv_heads": 2, "feature_map": "hedgehog", "norm_q": True, "norm_k": True},
+            {"feature_map": "dpfp", "tie_feature_map_qk": True, "expand_v": 0.5},
+            {"feature_map": "elu", "do_feature_map_norm": True, "output_norm": "identity", "mode": "fused_chunk"},
+            {"feature_map": "t2r", "mode": "fused_recurrent"},
+        ),
+        (2, 2, 12, 12),
+    ),
+    "rwkv6": Case(
+        RWKV6Attention,
+        rwkv6,
+        {"num_heads": 2, "proj_low_rank_dim": 3, "gate_low_rank_dim": 5},
+        ({"expand_k": 1.0, "expand_v": 0.5},),
+        (2, 2, 6, 12),
     ),
     "hgrn2": Case(
         HGRN2Attention,
@@ -159,7 +278,12 @@ every_variant = pytest.mark.parametrize(
 
 def make(case: Case, **kwargs: Any) -> Any:
     torch.manual_seed(0)
-    return case.cls(**{"hidden_size": D, "layer_idx": 0, **case.kwargs, **kwargs})
+    layer = case.cls(**{"hidden_size": D, "layer_idx": 0, **case.kwargs, **kwargs})
+    with torch.no_grad():  # nothing that counts may be zero
+        for name, p in layer.named_parameters():
+            if name.endswith((".mu", "x_bias", "bonus")):
+                p.uniform_(0, 1)
+    return layer
 
 
 @every_variant
@@ -197,8 +321,9 @@ def test_prefill_and_decoding_give_what_one_pass_gives(case: Case, length: int):
                 parts.append(layer(x[:, t : t + 1], past_key_values=cache, use_cache=True)[0])
         assert_close(mode, full, torch.cat(parts, 1), 2e-5)
         assert cache.get_seq_length() == length + 3
-        state = cache[0]["recurrent_state"]
-        assert (tuple(state.shape), state.dtype) == (case.state, torch.float32)
+        states = cache[0]["recurrent_state"]
+        states, shapes = (states, case.state) if isinstance(states, tuple) else ((states,), (case.state,))
+        assert [(tuple(s.shape), s.dtype) for s in states] == [(shape, torch.float32) for shape in shapes]
 
 
 @every_layer
@@ -279,12 +404,13 @@ def test_wrong_constructor_arguments_are_named(kwargs: dict, match: str):
         make(CASES["gla"], **kwargs)
 
 
-def test_hgrn2_forgets_no_more_than_the_lower_bound():
-    layer, bound = make(CASES["hgrn2"], layer_idx=1).double(), torch.rand(D, dtype=torch.float64)
+@pytest.mark.parametrize(("name", "formula"), [("hgrn", hgrn), ("hgrn2", hgrn2)])
+def test_gates_forget_no_more_than_the_lower_bound(name: str, formula: Any):
+    layer, bound = make(CASES[name], layer_idx=1).double(), torch.rand(D, dtype=torch.float64)
     x = torch.randn(1, 13, D, dtype=torch.float64)
     with torch.no_grad():
-        assert_close("y", hgrn2(layer, x[0], bound)[None], layer(x, lower_bound=bound)[0], 1e-6)
-        first = make(CASES["hgrn2"], layer_idx=0).double()
+        assert_close("y", formula(layer, x[0], bound)[None], layer(x, lower_bound=bound)[0], 1e-6)
+        first = make(CASES[name], layer_idx=0).double()
         assert torch.equal(first(x)[0], first(x, lower_bound=bound)[0])
 
 
@@ -299,3 +425,45 @@ def test_hgrn2_forgets_no_more_than_the_lower_bound():
 def test_wrong_sizes_of_hgrn2_are_named(kwargs: dict, match: str):
     with pytest.raises(ValueError, match=match):
         make(CASES["hgrn2"], **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "match"),
+    [
+        ("hgrn", {"expand_ratio": 0}, "expand_ratio"),
+        ("gsa", {"feature_map": "elu"}, "feature_map"),
+        ("linear", {"feature_map": "swish"}, "feature_map"),
+        ("linear", {"output_norm": "layernorm"}, "output_norm"),
+        ("rwkv6", {"expand_k": 0.3}, "expand_k"),
+        ("rwkv6", {"gate_fn": "swishy"}, "gate_fn"),
+    ],
+)
+def test_wrong_arguments_of_these_layers_are_named(name: str, kwargs: dict, match: str):
+    with pytest.raises(ValueError, match=match):
+        make(CASES[name], **kwargs)
+
+
+class _Adapted(torch.nn.Module):
+    """A projection of another class, which has to be called."""
+
+    def __init__(self, base: torch.nn.Linear) -> None:
+        super().__init__()
+        self.base, self.weight = base, base.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * self.base(x)
+
+
+def test_gated_slots_have_a_feature_map():
+    names = {n: type(make(CASES["gsa"], feature_map=n).feature_map).__name__ for n in ("swish", "relu", "t2r", None)}
+    assert [*names.values()] == ["SwishFeatureMap", "ReLUFeatureMap", "T2RFeatureMap", "NoneType"]
+
+
+def test_rwkv6_calls_an_adapter_of_the_five_maps():
+    layer, x = make(CASES["rwkv6"]), torch.randn(2, 9, D)
+    with torch.no_grad():
+        layer.x_proj[2].weight.mul_(2)
+        ref = layer(x)[0]
+        layer.x_proj[2].weight.div_(2)
+        layer.x_proj[2] = _Adapted(layer.x_proj[2])
+        assert_close("y", ref, layer(x)[0], 1e-5)
