@@ -35,6 +35,7 @@ def linear_op(
     outputs: Callable[[Values], Any] | None = None,
     renamed: dict[str, str] | None = None,
     removed: dict[str, str] | None = None,
+    **options: Any,
 ) -> Callable[[_F], _F]:
     """Make the decorated function, whose body is the PyTorch path, a dispatched op.
 
@@ -42,7 +43,7 @@ def linear_op(
         row: the op's row.
         check: further checks, given all arguments by name; runs after the shared ones.
         outputs: empty results, given all arguments by name; None for ``(o, final_state)``.
-        renamed, removed: as in :func:`fla.backends.dispatch`.
+        renamed, removed, options: as in :func:`fla.backends.dispatch`; ``triton`` and ``triton_verifier`` are options.
     """
 
     def decorate(fn: _F) -> _F:
@@ -68,8 +69,8 @@ def linear_op(
             return (outputs or state_outputs)(bind(args, kwargs))
 
         facts = CallFacts(tensors=(row.query, "k", "v"))
-        wrap = dispatch(row.op, validate=validate, facts=facts, outputs=empty_outputs, renamed=renamed, removed=removed)
-        return wrap(fn)
+        options.update(renamed=renamed, removed=removed)
+        return dispatch(row.op, validate=validate, facts=facts, outputs=empty_outputs, **options)(fn)
 
     return decorate
 
