@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: MIT
-# ruff: noqa: E402, B023  (the path comes first; closures are called before the loop goes on)
+# ruff: noqa: E402  (the path comes first)
 """Check and time the scalar-decay kernels of the linear engine on a GPU.
 
-`check_linear.py check` compares every case with the float64 recurrence, forward and backward, three times over;
-`check_linear.py time` times whole calls, `kernels` each kernel with variants of its launch. No argument: check, time.
+``check_linear.py check [CASE ...]``: every case against the float64 recurrence, forward and backward, three times over,
+each in a process of its own. ``time [SHAPE ...]``: whole calls. ``kernels [SHAPE ...]``: each kernel with variants of
+its launch; ``warm`` compiles those beforehand.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -25,27 +29,46 @@ from fla.ops._common.policy import Launch, chip_of
 from fla.ops._linear import scalar
 from fla.ops._linear.autograd import scalar_linear
 from fla.ops._linear.policy import scalar_plan
-from fla.ops._linear.scalar import ScalarCall
+from fla.ops._linear.scalar import Decays, ScalarCall
 
 BF, HF, F32 = torch.bfloat16, torch.float16, torch.float32
 L = Launch
 
 
-def scans(launch: Launch, block_v: int) -> dict:
-    return {"forward": launch, "recompute": launch, "reverse": launch, "block_v": block_v}
+def fwd(launch: Launch, block_v: int) -> dict:
+    return {"forward": launch, "block_v": block_v}
 
+
+def sta(launch: Launch, block_v: int) -> dict:
+    return {"states": launch, "states_v": block_v}
+
+
+def gra(launch: Launch, block_k: int, block_v: int) -> dict:
+    return {"grad": launch, "grad_k": block_k, "grad_v": block_v}
+
+
+# Launches of each kernel that are compared at D = 128.
+FORWARD = {f"f{v}w{w}s{s}": fwd(L(w, s), v) for v, w, s in ((128, 8, 3), (64, 4, 3), (64, 4, 2))}
+STATES = {f"s{v}w{w}s{s}": sta(L(w, s), v) for v, w, s in ((128, 8, 2), (128, 8, 3), (64, 4, 2), (64, 4, 3))}
+GRAD = {
+    "g64,128w4": gra(L(4), 64, 128), "g64,64w4": gra(L(4), 64, 64), "g128,128w8": gra(L(8), 128, 128),
+    "g128,128w4": gra(L(4), 128, 128), "g64,64w4r168": gra(L(4, 1, 168), 64, 64),
+}  # fmt: skip
 
 # name -> (input settings, plan changes)
 CASES: dict[str, tuple[dict, dict]] = {
-    "bv128": ({"T": 300, "H": 4}, scans(L(8, 3), 128)),
-    "bv64": ({"T": 300, "H": 4, "initial": True}, scans(L(4, 3), 64)),
-    "bv64 s2": ({"T": 256, "H": 4}, scans(L(4, 2), 64)),
+    "plan": ({"T": 300, "H": 4, "initial": True}, {}),
+    "many heads": ({"T": 200, "H": 70, "initial": True}, {}),
     "head decay": ({"T": 300, "H": 4, "gate": "head", "initial": True}, {}),
     "no decay": ({"T": 200, "H": 2, "gate": None}, {}),
+    "head decay many": ({"T": 200, "H": 70, "gate": "head"}, {}),
+    "no decay many": ({"T": 200, "H": 70, "gate": None}, {}),
     "varlen vfirst": ({"T": 300, "H": 2, "cu": [0, 5, 5, 69, 200, 300], "initial": True, "v_first": True}, {}),
     "strong": ({"T": 256, "H": 2, "shift": -20.0}, {}),
+    "strong fp16": ({"T": 200, "H": 2, "shift": -20.0, "dtype": HF, "K": 64, "initial": True}, {}),
     "-1000": ({"T": 256, "H": 2, "low": -1000.0}, {}),
     "-inf": ({"T": 256, "H": 2, "low": -float("inf"), "initial": True}, {}),
+    "zero g": ({"T": 256, "H": 2, "low": 0.0}, {}),
     "K64": ({"T": 300, "H": 2, "K": 64}, {}),
     "K16 V32": ({"T": 130, "H": 2, "K": 16, "V": 32}, {}),
     "K32 fp16": ({"T": 130, "H": 2, "K": 32, "dtype": HF}, {}),
@@ -54,16 +77,26 @@ CASES: dict[str, tuple[dict, dict]] = {
     "K100": ({"T": 200, "H": 4, "K": 100}, {}),
     "K128 V64": ({"T": 200, "H": 2, "K": 128, "V": 64}, {}),
     "K64 V128 fp16": ({"T": 200, "H": 2, "K": 64, "V": 128, "dtype": HF}, {}),
+    "K64 V256": ({"T": 200, "H": 2, "K": 64, "V": 256}, {}),
+    "K192 V96": ({"T": 130, "H": 2, "K": 192, "V": 96, "initial": True}, {}),
     "K256": ({"T": 200, "H": 2, "K": 256, "initial": True}, {}),
     "K256 fp16 varlen": ({"T": 200, "H": 2, "K": 256, "dtype": HF, "cu": [0, 100, 200]}, {}),
+    "K512": ({"T": 130, "H": 1, "K": 512, "initial": True}, {}),
     "split": ({"T": 1000, "H": 2, "initial": True}, {"segments": 4}),
     "split varlen": ({"T": 700, "H": 2, "initial": True, "cu": [0, 3, 500, 700]}, {"segments": 4}),
+    "split head": ({"T": 1000, "H": 2, "gate": "head", "initial": True}, {"segments": 4}),
+    "split K256": ({"T": 600, "H": 1, "K": 256, "initial": True}, {"segments": 4}),
     "T1": ({"T": 1, "B": 2, "H": 2, "initial": True}, {}),
     "T63 B2": ({"T": 63, "B": 2, "H": 2}, {}),
     "pointers": ({"T": 200, "H": 2}, {"descriptors": False}),
+    "reverse": ({"T": 200, "H": 2, "initial": True, "reverse": True}, {}),
+    "reverse varlen": ({"T": 200, "H": 2, "initial": True, "reverse": True, "cu": [0, 30, 30, 200]}, {}),
     "fp32": ({"T": 150, "H": 2, "K": 64, "dtype": F32}, {}),
     "fp32 128": ({"T": 150, "H": 2, "dtype": F32, "initial": True}, {}),
     "fp32 256": ({"T": 100, "H": 2, "K": 256, "dtype": F32}, {}),
+    **{f"v:{n}": ({"T": 200, "H": 4, "initial": True}, c) for n, c in {**FORWARD, **STATES, **GRAD}.items()},
+    "v:desc K16 V32": ({"T": 130, "H": 2, "K": 16, "V": 32}, {"descriptors": True}),
+    "v:desc K32 V16": ({"T": 130, "H": 2, "K": 32, "V": 16}, {"descriptors": True}),
 }
 
 
@@ -71,7 +104,7 @@ def check(name: str) -> tuple[dict[str, float], dict[str, object]]:
     """Errors and what is wrong with a case."""
     settings, change = CASES[name]
     s = {"K": 128, "dtype": BF, **settings}
-    cu, low, dtype = s.pop("cu", None), s.pop("low", None), s["dtype"]
+    cu, low, dtype, reverse = s.pop("cu", None), s.pop("low", None), s["dtype"], s.pop("reverse", False)
     x = make_inputs(**s, device="cuda", sequences=len(cu) - 1 if cu else None)
     if low is not None:
         x["g"][:, ::5] = low
@@ -86,7 +119,7 @@ def check(name: str) -> tuple[dict[str, float], dict[str, object]]:
     for _ in range(3):
         y = {n: t.clone().requires_grad_(n != "g_gamma") for n, t in x.items()}
         o, ht = scalar_linear(
-            **y, output_final_state=True, state_v_first=vf, plan=plan, segments=segments,
+            **y, output_final_state=True, state_v_first=vf, plan=plan, segments=segments, reverse=reverse,
             cu_seqlens=torch.tensor(cu, device="cuda") if cu else None,
         )  # fmt: skip
         dht = torch.randn_like(ht) if dht is None else dht
@@ -98,7 +131,7 @@ def check(name: str) -> tuple[dict[str, float], dict[str, object]]:
         elif any(not torch.equal(got[n], first[n]) for n in got):
             wrong["unsteady"] = [n for n in got if not torch.equal(got[n], first[n])]
     assert first is not None
-    ref = with_gradients(x, do, dht, v_first=vf, cu=cu)
+    ref = with_gradients(x, do, dht, v_first=vf, cu=cu, reverse=reverse)
     errors = {n: ratio(first[n], ref[n]) for n in ref}
     limit = 1e-4 if dtype == F32 else 5e-3
     bad = [n for n, e in errors.items() if not e < (limit if n in ("o", "ht") or dtype == F32 else 2 * limit)]
@@ -119,52 +152,71 @@ def check_decode() -> bool:
     return green
 
 
-def check_all() -> bool:
-    green = True
-    for name in CASES:
-        t = time.time()
+def check_all(names: list[str]) -> bool:
+    """Every case in a process of its own: a fault of one does not reach the others."""
+
+    def one(name: str) -> str:
         try:
-            errors, wrong = check(name)
-        except Exception as e:
-            errors, wrong = {}, {"fail": repr(e)[:300]}
-        green = green and not wrong
-        row = " ".join(f"{n} {e:.1e}" for n, e in errors.items())
-        print(f"{name:17s} {time.time() - t:5.1f}s {row} {wrong or ''}", flush=True)
-    return check_decode() and green
+            p = subprocess.run([sys.executable, __file__, "one", name], capture_output=True, text=True, timeout=100)
+        except subprocess.TimeoutExpired:
+            return f"{name:17s} FAIL: no answer in 100 s"
+        return p.stdout.strip() or f"{name:17s} FAIL {p.returncode}: {p.stderr.strip()[-300:]}"
+
+    green = True
+    with ThreadPoolExecutor(int(os.environ.get("JOBS", "6"))) as pool:
+        for line in pool.map(one, [*(names or CASES), *(() if names else ("decode",))]):
+            green = green and "FAIL" not in line
+            print(line, flush=True)
+    print("all right" if green else "NOT all right")
+    return green
 
 
-VARIANTS = {
-    f"{bv}w{w}s{s}": scans(L(w, s), bv) for bv, w, s in ((128, 8, 3), (128, 8, 2), (64, 4, 3), (64, 4, 2), (32, 4, 3))
-}
+def one(name: str) -> None:
+    if name == "decode":
+        print("decode", "right" if check_decode() else "FAIL")
+        return
+    t = time.time()
+    errors, wrong = check(name)
+    row = " ".join(f"{n} {e:.1e}" for n, e in errors.items())
+    print(f"{name:17s} {time.time() - t:5.1f}s {row} {f'FAIL {wrong}' if wrong else ''}", flush=True)
 
 
-def kernels(shape: str, gate: str | None = "token") -> None:
-    """Milliseconds of sums, forward, recompute, reverse and gradients by launch."""
+def kernels(shape: str, gate: str | None = "token", run: bool = True) -> None:
+    """Milliseconds of each kernel by launch; ``run=False`` compiles them only."""
     B, T, H, D = SHAPES[shape]
-    x = make_inputs(B, T, H, D, dtype=BF, device="cuda", gate=gate)
+    x = make_inputs(B, T if run else 128, H, D, dtype=BF, device="cuda", gate=gate)
     q, k, v, g, gamma = x["q"], x["k"], x["v"], x.get("g"), x.get("g_gamma")
     base = scalar_plan(chip_of(q.device), BF, D, D, B * H)
     decay = 1 if g is not None else 2 if gamma is not None else 0
     do = torch.randn_like(v)
-    for name, change in {"plan": {}, **VARIANTS, "grad8": {"grad": L(8)}}.items():
+
+    def clock(kind: str, name: str, change: dict, S=None, X=None):
         plan = dataclasses.replace(base, **change)
         call = ScalarCall.make(k, v, D**-0.5, decay, False, None, plan=plan, segments=1)
         try:
-            sums = scalar.decay_sums(call, g)
-            S = scalar.scan(call, q, k, v, sums, gamma, None, None, False, False, True)[2]
-            _, X = scalar.reverse(call, q, k, do, sums, gamma, None, None)
-            assert S is not None
-            run = {
+            decays = Decays(scalar.decay_sums(call, g), gamma)
+            fn = {
                 "sums": lambda: scalar.decay_sums(call, g),
-                "forward": lambda: scalar.scan(call, q, k, v, sums, gamma, None, None, True, False, False),
-                "recompute": lambda: scalar.scan(call, q, k, v, sums, gamma, None, None, False, False, True),
-                "reverse": lambda: scalar.reverse(call, q, k, do, sums, gamma, None, None),
-                "grad": lambda: scalar.gradients(call, q, k, v, g, sums, gamma, do, S, X),
-            }
-            row = "  ".join(f"{n} {median_ms(fn):.3f}" for n, fn in run.items())
+                "forward": lambda: scalar.forward(call, q, k, v, decays, None, None, False),
+                "states": lambda: scalar.states(call, q, k, v, do, decays, None, None, None, None),
+                "grad": lambda: scalar.gradients(call, q, k, v, g, decays, do, S, X),
+            }[kind]
+            out = fn()
+            torch.cuda.synchronize()
+            if run:
+                print(f"{shape} {gate} {kind} {name}: {median_ms(fn):.3f}", flush=True)
+            return out
         except Exception as e:
-            row = repr(e)[:100]
-        print(f"{shape} {name}: {row}", flush=True)
+            print(f"{shape} {kind} {name}: {e!r:.100}", flush=True)
+
+    clock("sums", "", {})
+    for name, change in FORWARD.items():
+        clock("forward", name, change)
+    S, X = clock("states", "plan", {})
+    for name, change in STATES.items():
+        clock("states", name, change)
+    for name, change in GRAD.items():
+        clock("grad", name, change, S, X)
 
 
 def whole(shape: str, dtype=BF, gate: str | None = "token", cu: list[int] | None = None) -> None:
@@ -174,11 +226,11 @@ def whole(shape: str, dtype=BF, gate: str | None = "token", cu: list[int] | None
     do = torch.randn_like(y["v"])
     cut = None if cu is None else torch.tensor(cu, device="cuda")
 
-    def fwd():
+    def forward():
         return scalar_linear(**y, cu_seqlens=cut)[0]
 
     def both():
-        torch.autograd.grad(fwd(), leaves, do)
+        torch.autograd.grad(forward(), leaves, do)
 
     t = time.time()
     both()
@@ -189,29 +241,35 @@ def whole(shape: str, dtype=BF, gate: str | None = "token", cu: list[int] | None
     both()
     torch.cuda.synchronize()
     row.append(f"peak {(torch.cuda.max_memory_allocated() - m0) / 2**30:.2f}GiB")
-    for name, fn in (("fwd", fwd), ("fwd+bwd", both)):
+    for name, fn in (("fwd", forward), ("fwd+bwd", both)):
         with torch.set_grad_enabled(name != "fwd"):
             row.append(f"{name} kernel {median_ms(fn, 15, 1_500_000):.3f} caller {median_ms(fn, 15, 0):.3f}")
     print(f"{shape} {str(dtype)[6:]} {gate} decay{' varlen' if cu else ''}: " + "  ".join(row), flush=True)
 
 
+TIMED = {
+    "L token": ("L", BF, "token"), "L head": ("L", BF, "head"), "L none": ("L", BF, None),
+    "M token": ("M", BF, "token"), "X token": ("X", BF, "token"),
+    "D64": ("D64", BF, "token"), "D256": ("D256", BF, "token"),
+    "L fp16": ("L", HF, "token"), "L varlen": ("L", BF, "token", [0, 1000, 1100, 3000, 5500, 7000, 8192]),
+}  # fmt: skip
+
+
 def main() -> None:
-    what = sys.argv[1:] or ["check", "time"]
+    what, names = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("check", [])
+    if what == "one":
+        one(names[0])
+        return
     import triton
 
     print(torch.cuda.get_device_name(0), torch.__version__, triton.__version__)
-    if "check" in what and not check_all():
-        sys.exit("no timing: a check failed")
-    if "kernels" in what:
-        kernels("L")
-        kernels("M")
-    if "time" in what:
-        for gate in ("token", "head", None):
-            whole("L", gate=gate)
-        for shape in ("M", "X", "D64", "D256"):
-            whole(shape)
-        whole("L", HF)
-        whole("L", cu=[0, 1000, 1100, 3000, 5500, 7000, 8192])
+    if what == "check":
+        sys.exit(not check_all(names))
+    for name in names or (TIMED if what == "time" else ("L", "M")):
+        if what == "time":
+            whole(*TIMED[name])
+        else:
+            kernels(name, run=what == "kernels")
 
 
 if __name__ == "__main__":

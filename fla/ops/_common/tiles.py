@@ -75,10 +75,21 @@ def store_tile(
 
 
 @triton.jit
-def state_offsets(v0, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, VFIRST: tl.constexpr):
-    """Offsets and mask of the transposed tile [BV, BK] in one caller's state, `[K, V]` or `[V, K]`."""
+def narrow(x, dt: tl.constexpr):
+    """``x`` in dtype ``dt``. float16 saturates, as `fla.ops._common.gates.to_output` does; NaN stays NaN."""
+    if dt == tl.float16:
+        x = tl.maximum(x, -65504.0, propagate_nan=tl.PropagateNan.ALL)
+        x = tl.minimum(x, 65504.0, propagate_nan=tl.PropagateNan.ALL)
+    return x.to(dt)
+
+
+@triton.jit
+def state_offsets(
+    v0, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, VFIRST: tl.constexpr, k0=0
+):  # fmt: skip
+    """Offsets and mask of the transposed tile [BV, BK] at (v0, k0) in one caller's state, `[K, V]` or `[V, K]`."""
     v = v0 + tl.arange(0, BV)
-    c = tl.arange(0, BK)
+    c = k0 + tl.arange(0, BK)
     mask = (v < V)[:, None] & (c < K)[None, :]
     if VFIRST:
         return v[:, None] * K + c[None, :], mask

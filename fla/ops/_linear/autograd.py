@@ -13,7 +13,7 @@ from fla.ops._common.launch import aligned, on_device
 from fla.ops._linear import scalar
 from fla.ops._linear.kernels.scalar_scan import HEAD_DECAY, NO_DECAY, TOKEN_DECAY
 from fla.ops._linear.policy import DECODE_TOKENS
-from fla.ops._linear.scalar import ScalarCall
+from fla.ops._linear.scalar import Decays, ScalarCall
 
 
 class ScalarLinear(torch.autograd.Function):
@@ -24,14 +24,13 @@ class ScalarLinear(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gamma: Tensor | None, h0: Tensor | None,
         call: ScalarCall, final: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        sums = scalar.decay_sums(call, g)
-        entry = scalar.entries(call, q, k, v, sums, gamma, h0)
-        o, ht, _ = scalar.scan(call, q, k, v, sums, gamma, h0, entry, True, final, False)
+        decays = Decays(scalar.decay_sums(call, g), gamma)
+        entry = scalar.entries(call, k, v, decays, h0)
+        o, ht = scalar.forward(call, q, k, v, decays, h0, entry, final)
         if any(ctx.needs_input_grad):
-            ctx.save_for_backward(q, k, v, g, gamma, h0, sums, entry)
+            ctx.save_for_backward(q, k, v, g, gamma, h0, decays.sums, entry)
             ctx.call = call
         ctx.set_materialize_grads(False)
-        assert o is not None
         return o, ht
 
     @staticmethod
@@ -45,11 +44,10 @@ class ScalarLinear(torch.autograd.Function):
         dht = None if dht is None else dht.contiguous()
         with on_device(q):
             dh0 = torch.empty_like(h0) if ctx.needs_input_grad[5] else None
+            decays = Decays(sums, gamma)
             # The states are computed again: keeping them costs as much memory traffic as the pass itself.
-            _, _, S = scalar.scan(call, q, k, v, sums, gamma, h0, entry, False, False, True)
-            assert S is not None
-            dv, X = scalar.reverse(call, q, k, do, sums, gamma, dht, dh0)
-            dq, dk, dg = scalar.gradients(call, q, k, v, g, sums, gamma, do, S, X)
+            S, X = scalar.states(call, q, k, v, do, decays, h0, dht, dh0, entry)
+            dq, dk, dv, dg = scalar.gradients(call, q, k, v, g, decays, do, S, X)
         return dq, dk, dv, dg, None, dh0, None, None
 
 
@@ -67,7 +65,7 @@ def scalar_linear(
 
     q, k `[B, T, H, K]`, v `[B, T, H, V]` of one 16- or 32-bit dtype; g `[B, T, H]` and g_gamma `[H]`: natural log
     decays, any float. ``tokens``: short calls without gradients go token by token. Arguments have been checked by the
-    public functions; ``reverse`` needs a call that goes token by token.
+    public functions.
 
     Source: Yang et al., "Gated Linear Attention Transformers with Hardware-Efficient Training" (2023), section 4.
     """
@@ -76,10 +74,6 @@ def scalar_linear(
     scale = k.shape[-1] ** -0.5 if scale is None else scale
     sequences = k.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
     short = tokens and k.shape[1] <= DECODE_TOKENS and not needs_backward((q, k, v, g, h0))
-    if reverse and not short:
-        raise NotImplementedError(
-            f"the Triton kernels run in reverse token by token only: T <= {DECODE_TOKENS} and no gradients."
-        )
     if k.numel() == 0 or v.numel() == 0 or sequences == 0:
         return _nothing_to_scan(
             v, h0, (sequences, k.shape[2], k.shape[3], v.shape[3]), output_final_state, state_v_first
@@ -90,10 +84,27 @@ def scalar_linear(
                 q, k, v, g=g, gamma=g_gamma, scale=scale, state=h0, final=output_final_state, reverse=reverse,
                 v_first=state_v_first, cu_seqlens=_c(cu_seqlens),
             )  # fmt: skip
+        if reverse:
+            return _reversed(
+                q, k, v, g, h0, cu_seqlens, g_gamma=g_gamma, scale=scale, output_final_state=output_final_state,
+                state_v_first=state_v_first, **make,
+            )  # fmt: skip
         decay = TOKEN_DECAY if g is not None else NO_DECAY if g_gamma is None else HEAD_DECAY
         call = ScalarCall.make(k, v, scale, decay, state_v_first, cu_seqlens, **make)
         o, ht = ScalarLinear.apply(q, k, v, g, g_gamma, h0, call, output_final_state)
     return o, ht
+
+
+def _reversed(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, h0: Tensor | None, cu_seqlens: Tensor | None, **kw: Any
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """From the last token to the first: the same on copies that run backwards, sequences in the opposite order too."""
+    q, k, v = (x.flip(1) for x in (q, k, v))
+    g = None if g is None else g.flip(1)
+    if cu_seqlens is not None:
+        cu_seqlens, h0 = k.shape[1] - cu_seqlens.flip(0), None if h0 is None else h0.flip(0)
+    o, ht = scalar_linear(q, k, v, g=g, initial_state=h0, cu_seqlens=cu_seqlens, **kw)
+    return o.flip(1), ht.flip(0) if ht is not None and cu_seqlens is not None else ht
 
 
 def _nothing_to_scan(

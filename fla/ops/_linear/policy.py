@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Launch policy of the scalar-decay kernels: pure rules on the chip, the dtype, K, V and the number of programs.
-
-The rules are those measured for the delta engine, whose scans have the same shape; none is measured here yet.
-"""
+"""Launch policy of the scalar-decay kernels: pure rules on the chip, the dtype, K, V and the number of programs."""
 
 from __future__ import annotations
 
@@ -25,21 +22,25 @@ class ScalarPlan:
         chunk: tokens a chunk.
         descriptors: whether full tiles go through tensor descriptors.
         dot: ``input_precision`` of the products (matters for fp32 operands only).
-        block_k: K padded to a power of two.
-        block_v: V columns of a program of the forward, recomputing and reverse scans.
+        one_scan: whether the forward pass is one scan, for which K must fit in one block; else states, then outputs.
+        block_k: columns of K of a tile.
+        block_v: columns of V of a program of the forward scan.
+        states_v: the same of the passes over states and of the outputs.
         grad_k, grad_v: blocks of the chunk gradient.
     """
 
     chunk: int
     descriptors: bool
     dot: str
+    one_scan: bool
     block_k: int
     block_v: int
+    states_v: int
     grad_k: int
     grad_v: int
     forward: Launch
-    recompute: Launch
-    reverse: Launch
+    states: Launch
+    out: Launch
     grad: Launch
 
 
@@ -50,26 +51,29 @@ def scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, heads: int) -> S
 
 @functools.lru_cache(maxsize=256)
 def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool) -> ScalarPlan:
-    bk, bv = pow2(K), pow2(V)
     wide = dtype == torch.float32
     if wide or (chip.vendor != "interpreter" and chip.arch // 10 not in (9, 10)):
         # fp32 operands, and those of chips without warp-group products, pass through registers: half the tile.
-        # fp32 with K above 128 spills even so, and `covers` leaves it to PyTorch.
-        block_v = min(bv, (32 if bk <= 128 else 16) if wide else 64)
-        scan = Launch(8 if bk > (128 if wide else 64) else 4, 1 if wide else _stages(chip, 32, bk, block_v, 2))
+        bk, bv = min(pow2(K), 64), min(pow2(V), 64)
+        one_scan = pow2(K) <= 64
+        scan = Launch(4, 1 if wide else 2)
         return ScalarPlan(
-            32, False, chip.exact if wide else chip.wide, bk, block_v, min(bk, 32 if wide else 64),
-            min(bv, 32 if wide else 64), scan, scan, scan, Launch(4),
+            32, False, chip.exact if wide else chip.wide, one_scan, bk, min(bv, 32) if wide else bv,
+            min(bv, 32) if wide else bv, min(bk, 32) if wide else bk, min(bv, 32) if wide else bv, scan, scan, Launch(4, 1), Launch(4),
         )  # fmt: skip
-    # Two V blocks a head only where all programs still run at once: one program fills a multiprocessor. K above 128
-    # leaves room for a narrow block only.
-    block_v = 128 if bv > 64 and bk <= 128 and not few else min(bv, 64)
+    bk, bv = min(pow2(K), 128), min(pow2(V), 128)
+    # Two V blocks a head only where all programs still run at once: one program fills a multiprocessor.
+    block_v = 64 if few else bv
+    block_v = min(block_v, bv)
     stages = _stages(chip, 64, bk, block_v, 3)
+    # With rows of 32 bytes ptxas 12.8 builds wrong operand addresses (benchmarks/ops/sass_descriptors.py finds them).
+    narrow = bk < 32 or bv < 32
     # Descriptor loads that nothing pipelines have gone wrong before (findings/gdn-forward, lesson 8).
-    descriptors = chip.descriptors and bk == K and bv == V and stages > 1
-    scan = Launch(8 if block_v > 64 or bk > 128 else 4, stages)
+    descriptors = chip.descriptors and K % bk == 0 and V % bv == 0 and stages > 1 and not narrow
     return ScalarPlan(
-        64, descriptors, chip.wide, bk, block_v, min(bk, 128), min(bv, 128), scan, scan, scan, Launch(4)
+        64, descriptors, chip.wide, pow2(K) <= 128, bk, block_v, bv, min(bk, 64), min(bv, 64),
+        Launch(8 if block_v > 64 else 4, stages),
+        Launch(8 if bv > 64 else 4, min(stages, 2)), Launch(4, 1), Launch(4),
     )  # fmt: skip
 
 
@@ -83,6 +87,6 @@ def _stages(chip: Chip, chunk: int, block_k: int, block_v: int, most: int) -> in
 def time_segments(plan: ScalarPlan, chip: Chip, heads: int, V: int, chunks: int) -> int:
     """Stretches of time that run side by side: 1 unless few heads leave most of the chip idle over a long sequence."""
     programs = heads * -(-V // plan.block_v)
-    if plan.block_k > 128 or plan.chunk < 64:
+    if plan.chunk < 64:
         return 1
     return stretches(programs, chip, chunks)

@@ -12,13 +12,16 @@ from torch import Tensor
 from fla.ops._common.device_index import ChunkTable, chunk_table
 from fla.ops._common.launch import Launcher, descriptor
 from fla.ops._common.policy import Chip, Launch, chip_of, pow2
-from fla.ops._linear.kernels import scalar_scan as kernel
+from fla.ops._linear.kernels import scalar_states as kernel
 from fla.ops._linear.kernels.scalar_decode import scalar_recurrent
 from fla.ops._linear.kernels.scalar_grad import scalar_grad
+from fla.ops._linear.kernels.scalar_out import scalar_out
+from fla.ops._linear.kernels.scalar_scan import HEAD_DECAY, NO_DECAY, TOKEN_DECAY, scalar_scan, scalar_sums
 from fla.ops._linear.policy import ScalarPlan, scalar_plan, time_segments
 
-_sums, _scan, _reverse = Launcher(kernel.scalar_sums), Launcher(kernel.scalar_scan), Launcher(kernel.scalar_reverse)
-_merge, _grad, _recurrent = Launcher(kernel.scalar_merge), Launcher(scalar_grad), Launcher(scalar_recurrent)
+_sums, _scan, _states = Launcher(scalar_sums), Launcher(scalar_scan), Launcher(kernel.scalar_states)
+_merge, _out, _grad = Launcher(kernel.scalar_merge), Launcher(scalar_out), Launcher(scalar_grad)
+_recurrent = Launcher(scalar_recurrent)
 _PLAIN = {"num_warps": 4, "num_stages": 1}
 
 
@@ -60,8 +63,9 @@ class ScalarCall:
         return self.table.chunks * self.H
 
     @property
-    def blocks_v(self) -> int:
-        return -(-self.V // self.plan.block_v)
+    def blocks(self) -> int:
+        """Programs of a head and sequence in the passes over states."""
+        return -(-self.V // self.plan.states_v) * -(-self.K // self.plan.block_k)
 
     def state_shape(self) -> tuple[int, ...]:
         return (self.table.sequences, self.H, *((self.V, self.K) if self.v_first else (self.K, self.V)))
@@ -72,10 +76,27 @@ class ScalarCall:
             return x
         return descriptor(x, self.B * self.T, self.H * width, self.plan.chunk, block)
 
-    def states(self, x: Tensor, block_v: int, block_k: int, use: bool = True) -> Any:
-        if not (use and self.plan.descriptors):
+    def states(self, x: Tensor, block_v: int, block_k: int) -> Any:
+        if not self.plan.descriptors:
             return x
         return descriptor(x, self.tiles * self.V, self.K, block_v, block_k)
+
+    def index(self, other: Tensor) -> tuple[Any, ...]:
+        t = self.table
+        return (
+            other if t.cu is None else t.cu, other if t.offsets is None else t.offsets, self.T, t.per_sequence, self.H,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Decays:
+    """Log decays of a call as the kernels read them: sums inside chunks or numbers per head, both None without."""
+
+    sums: Tensor | None
+    gamma: Tensor | None
+
+    def args(self, other: Tensor) -> tuple[Tensor, Tensor]:
+        return (other if self.sums is None else self.sums, other if self.gamma is None else self.gamma)
 
 
 def decay_sums(call: ScalarCall, g: Tensor | None) -> Tensor | None:
@@ -95,15 +116,43 @@ def decay_sums(call: ScalarCall, g: Tensor | None) -> Tensor | None:
     return sums
 
 
+def _run_states(
+    call: ScalarCall, decays: Decays, sides: int, split: int, *, q: Tensor | None = None, k: Tensor | None = None,
+    v: Tensor | None = None, do: Tensor | None = None, S: Tensor | None = None, X: Tensor | None = None,
+    h0: Tensor | None = None, ht: Tensor | None = None, dht: Tensor | None = None, dh0: Tensor | None = None,
+    entry: Tensor | None = None, total: Tensor | None = None, back: Tensor | None = None,
+) -> None:  # fmt: skip
+    p, bk, bv = call.plan, call.plan.block_k, call.plan.states_v
+    some = k if q is None else q
+    assert some is not None
+    fill = lambda x: some if x is None else x
+    rows = lambda x, width, block: some if x is None else call.rows(x, width, block)
+    kept = lambda x: some if x is None else call.states(x, bv, bk)
+    parts = call.segments - 1 if split == kernel.SUMMARY else call.segments
+    args = (
+        fill(q), fill(k), fill(v), fill(do), rows(q, call.K, bk), rows(k, call.K, bk), rows(v, call.V, bv),
+        rows(do, call.V, bv), *decays.args(some), fill(S), kept(S), fill(X), kept(X), fill(h0), fill(ht), fill(dht),
+        fill(dh0), fill(entry), fill(total), fill(back), *call.index(some), int(h0 is not None), int(ht is not None),
+        int(dht is not None), int(dh0 is not None), call.segments, parts, call.scale,
+    )  # fmt: skip
+    meta = {
+        "K": call.K, "V": call.V, "BK": bk, "BV": bv, "C": p.chunk, "DECAY": call.decay, "SIDES": sides, "SPLIT": split,
+        "VFIRST": call.v_first, "VARLEN": call.table.varlen, "DESC": p.descriptors, "DOT": p.dot,
+        "STAGES": p.states.stages,
+    }  # fmt: skip
+    given = (q, k, v, do, decays.gamma, h0, ht, dht, dh0, call.table.cu)
+    grid = call.blocks * call.H * parts * call.table.sequences
+    _states(2 * grid if sides == kernel.BOTH else grid, args, meta, p.states.options(call.chip), given)
+
+
 def _entries(call: ScalarCall, like: Tensor) -> tuple[Tensor, Tensor]:
     heads = call.table.sequences * call.segments * call.H
-    size = call.blocks_v * call.plan.block_v, call.plan.block_k
-    entry = torch.empty(heads, *size, dtype=torch.float32, device=like.device)
+    entry = torch.empty(heads, call.V, call.K, dtype=torch.float32, device=like.device)
     return entry, torch.empty(heads, dtype=torch.float32, device=like.device)
 
 
 def _merged(call: ScalarCall, entry: Tensor, total: Tensor, reverse: bool) -> Tensor:
-    size = entry.shape[1] * entry.shape[2]
+    size = call.K * call.V
     _merge(
         -(-size // 1024) * call.H * call.table.sequences, (entry, total, call.segments, call.H, size),
         {"BS": 1024, "REVERSE": reverse}, _PLAIN, (),
@@ -111,106 +160,82 @@ def _merged(call: ScalarCall, entry: Tensor, total: Tensor, reverse: bool) -> Te
     return entry
 
 
-def _index(call: ScalarCall, other: Tensor) -> tuple[Any, ...]:
-    t = call.table
-    return (other if t.cu is None else t.cu, other if t.offsets is None else t.offsets, call.T, t.per_sequence, call.H)
-
-
-def _run_scan(
-    call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, sums: Tensor | None, gamma: Tensor | None, h0: Tensor | None,
-    entry: Tensor | None, total: Tensor | None, o: Tensor | None, ht: Tensor | None, S: Tensor | None, parts: int,
-) -> None:  # fmt: skip
-    p, bv = call.plan, call.plan.block_v
-    launch = p.recompute if o is None else p.forward
-    split = kernel.SUMMARY if total is not None else kernel.WHOLE if entry is None else kernel.STRETCH
-    args = (
-        q, k, v, call.rows(q, call.K, p.block_k, o is not None), call.rows(k, call.K, p.block_k),
-        call.rows(v, call.V, bv), k if sums is None else sums, k if gamma is None else gamma, v if o is None else o,
-        v if o is None else call.rows(o, call.V, bv), k if S is None else S,
-        k if S is None else call.states(S, bv, p.block_k, p.block_k <= 128), k if h0 is None else h0,
-        k if ht is None else ht, k if entry is None else entry, k if total is None else total, *_index(call, k),
-        int(h0 is not None), int(ht is not None), call.segments, parts, call.scale,
-    )  # fmt: skip
-    meta = {
-        "K": call.K, "V": call.V, "BK": p.block_k, "BV": bv, "C": p.chunk, "DECAY": call.decay, "OUT": o is not None,
-        "SAVE": S is not None, "SPLIT": split, "VFIRST": call.v_first, "VARLEN": call.table.varlen,
-        "DESC": p.descriptors, "DOT": p.dot, "STAGES": launch.stages,
-    }  # fmt: skip
-    given = (q, k, v, gamma, h0, call.table.cu, ht)
-    _scan(call.blocks_v * call.H * parts * call.table.sequences, args, meta, launch.options(call.chip), given)
-
-
-def entries(
-    call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, sums: Tensor | None, gamma: Tensor | None, h0: Tensor | None
-) -> Tensor | None:  # fmt: skip
-    """States (transposed, padded, fp32) in which the stretches of each sequence begin; None where none is split."""
+def entries(call: ScalarCall, k: Tensor, v: Tensor, decays: Decays, h0: Tensor | None) -> Tensor | None:
+    """States (transposed, fp32) in which the stretches of each sequence begin; None where none is split."""
     if call.segments == 1:
         return None
     entry, total = _entries(call, k)
-    _run_scan(call, q, k, v, sums, gamma, h0, entry, total, None, None, None, call.segments - 1)
+    _run_states(call, decays, kernel.STATES, kernel.SUMMARY, k=k, v=v, h0=h0, entry=entry, total=total)
     return _merged(call, entry, total, False)
 
 
-def scan(
-    call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, sums: Tensor | None, gamma: Tensor | None, h0: Tensor | None,
-    entry: Tensor | None, output: bool, final: bool, save: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """(o, final state, S^T `[chunks * H, V, K]`), each None unless asked for."""
-    o = torch.empty_like(v) if output else None
+def forward(
+    call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, decays: Decays, h0: Tensor | None, entry: Tensor | None,
+    final: bool, inverse: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """(o, final state or None); o is multiplied by ``inverse`` `[B, T, H]` (fp32) where given."""
     ht = torch.empty(call.state_shape(), dtype=torch.float32, device=k.device) if final else None
-    S = k.new_empty(call.tiles, call.V, call.K) if save else None
-    _run_scan(call, q, k, v, sums, gamma, h0, entry, None, o, ht, S, call.segments)
-    return o, ht, S
-
-
-def _run_reverse(
-    call: ScalarCall, q: Tensor, k: Tensor, do: Tensor, sums: Tensor | None, gamma: Tensor | None, dht: Tensor | None,
-    entry: Tensor | None, total: Tensor | None, dv: Tensor | None, X: Tensor | None, dh0: Tensor | None, parts: int,
-) -> None:  # fmt: skip
-    p, bv, out = call.plan, call.plan.block_v, total is None
-    split = kernel.SUMMARY if total is not None else kernel.WHOLE if entry is None else kernel.STRETCH
+    o = torch.empty_like(v)
+    p, t = call.plan, call.table
+    if not p.one_scan:
+        S = k.new_empty(call.tiles, call.V, call.K)
+        split = kernel.WHOLE if entry is None else kernel.STRETCH
+        _run_states(call, decays, kernel.STATES, split, k=k, v=v, S=S, h0=h0, ht=ht, entry=entry)
+        args = (
+            q, k, v, S, *decays.args(k), k if inverse is None else inverse, o, k if t.rows is None else t.rows, call.T,
+            t.per_sequence, call.H, call.scale,
+        )  # fmt: skip
+        meta = {
+            "K": call.K, "V": call.V, "BK": p.block_k, "BV": p.states_v, "C": p.chunk, "DECAY": call.decay,
+            "NORM": inverse is not None, "VARLEN": t.varlen, "DOT": p.dot, "STAGES": p.out.stages,
+        }  # fmt: skip
+        _out(-(-call.V // p.states_v) * call.tiles, args, meta, p.out.options(call.chip), (q, k, v, decays.gamma))
+        return o, ht
+    bk, bv = p.block_k, p.block_v
     args = (
-        q, k, do, call.rows(q, call.K, p.block_k), call.rows(k, call.K, p.block_k, out), call.rows(do, call.V, bv),
-        k if sums is None else sums, k if gamma is None else gamma, do if dv is None else dv,
-        do if dv is None else call.rows(dv, call.V, bv), k if X is None else X,
-        k if X is None else call.states(X, bv, p.block_k, p.block_k <= 128), k if dht is None else dht,
-        k if dh0 is None else dh0, k if entry is None else entry, k if total is None else total, *_index(call, k),
-        int(dht is not None), int(dh0 is not None), call.segments, parts, call.scale,
+        q, k, v, call.rows(q, call.K, bk), call.rows(k, call.K, bk), call.rows(v, call.V, bv), *decays.args(k),
+        k if inverse is None else inverse, o, call.rows(o, call.V, bv), k if h0 is None else h0,
+        k if ht is None else ht, k if entry is None else entry, *call.index(k), int(h0 is not None),
+        int(ht is not None), call.segments, call.scale,
     )  # fmt: skip
     meta = {
-        "K": call.K, "V": call.V, "BK": p.block_k, "BV": bv, "C": p.chunk, "DECAY": call.decay, "SPLIT": split,
-        "VFIRST": call.v_first, "VARLEN": call.table.varlen, "DESC": p.descriptors, "DOT": p.dot,
-        "STAGES": p.reverse.stages,
+        "K": call.K, "V": call.V, "BK": bk, "BV": bv, "C": p.chunk, "DECAY": call.decay, "NORM": inverse is not None,
+        "SPLIT": entry is not None, "VFIRST": call.v_first, "VARLEN": t.varlen, "DESC": p.descriptors, "DOT": p.dot,
+        "STAGES": p.forward.stages,
     }  # fmt: skip
-    given = (q, k, do, gamma, dht, dh0, call.table.cu)
-    _reverse(call.blocks_v * call.H * parts * call.table.sequences, args, meta, p.reverse.options(call.chip), given)
+    grid = -(-call.V // bv) * call.H * call.segments * t.sequences
+    _scan(grid, args, meta, p.forward.options(call.chip), (q, k, v, decays.gamma, h0, t.cu, ht))
+    return o, ht
 
 
-def reverse(
-    call: ScalarCall, q: Tensor, k: Tensor, do: Tensor, sums: Tensor | None, gamma: Tensor | None, dht: Tensor | None,
-    dh0: Tensor | None,
+def states(
+    call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, do: Tensor, decays: Decays, h0: Tensor | None,
+    dht: Tensor | None, dh0: Tensor | None, entry: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(dv, X^T `[chunks * H, V, K]`); fills ``dh0`` where given."""
-    entry = None
-    if call.segments > 1:
-        entry, total = _entries(call, k)
-        _run_reverse(call, q, k, do, sums, gamma, dht, entry, total, None, None, None, call.segments - 1)
-        _merged(call, entry, total, True)
-    dv = torch.empty_like(do)
-    X = k.new_empty(call.tiles, call.V, call.K)
-    _run_reverse(call, q, k, do, sums, gamma, dht, entry, None, dv, X, dh0, call.segments)
-    return dv, X
+    """The state before each chunk and its gradient after it, `[chunks * H, V, K]`; fills ``dh0`` where given."""
+    back = None
+    split = kernel.WHOLE
+    if entry is not None:
+        back, total = _entries(call, k)
+        _run_states(call, decays, kernel.GRADIENTS, kernel.SUMMARY, q=q, do=do, dht=dht, back=back, total=total)
+        _merged(call, back, total, True)
+        split = kernel.STRETCH
+    S, X = k.new_empty(call.tiles, call.V, call.K), k.new_empty(call.tiles, call.V, call.K)
+    _run_states(
+        call, decays, kernel.BOTH, split, q=q, k=k, v=v, do=do, S=S, X=X, h0=h0, dht=dht, dh0=dh0, entry=entry,
+        back=back,
+    )  # fmt: skip
+    return S, X
 
 
 def gradients(
-    call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, sums: Tensor | None, gamma: Tensor | None,
-    do: Tensor, S: Tensor, X: Tensor,
-) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """(dq, dk, dg in g's dtype or None)."""
-    p, t = call.plan, call.table
-    bv, bk = p.grad_v, p.grad_k
+    call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, decays: Decays, do: Tensor, S: Tensor,
+    X: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """(dq, dk, dv, dg in g's dtype or None)."""
+    p, t, bk, bv = call.plan, call.table, call.plan.grad_k, call.plan.grad_v
     blocks, rows = -(-call.K // bk), call.B * call.T
-    dq, dk = torch.empty_like(q), torch.empty_like(k)
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     dg = None
     if g is not None:
         # Shares of the blocks stay fp32; what is final is written in the caller's dtype at once.
@@ -220,27 +245,27 @@ def gradients(
             else torch.empty((blocks, *g.shape), dtype=torch.float32, device=g.device)
         )
     main = (
-        q, k, v, do, call.rows(q, call.K, bk), call.rows(k, call.K, bk), v, do, S, call.states(S, bv, bk), X,
+        q, k, v, do, call.rows(q, call.K, bk), call.rows(k, call.K, bk), S, call.states(S, bv, bk), X,
         call.states(X, bv, bk),
     )  # fmt: skip
-    decays = (k if sums is None else sums, k if gamma is None else gamma, k if g is None else g)
-    out = (dq, call.rows(dq, call.K, bk), dk, call.rows(dk, call.K, bk))
-    rest = (k if dg is None else dg, k if t.rows is None else t.rows, *_index(call, k), rows, call.scale)
+    gates = (*decays.args(k), k if g is None else g)
+    out = (dq, call.rows(dq, call.K, bk), dk, call.rows(dk, call.K, bk), dv, call.rows(dv, call.V, bv))
+    rest = (k if dg is None else dg, k if t.rows is None else t.rows, *call.index(k), rows, call.scale)
     meta = {
         "K": call.K, "V": call.V, "BK": bk, "BV": bv, "C": p.chunk, "DECAY": call.decay, "VARLEN": t.varlen,
         "DESC": p.descriptors, "TAILS": False, "DOT": p.dot,
     }  # fmt: skip
-    given = (q, k, v, do, gamma, g, t.cu)
+    given = (q, k, v, do, decays.gamma, g, t.cu)
     options = p.grad.options(call.chip)
     if not p.descriptors or t.varlen or p.chunk <= call.T:
-        _grad(blocks * call.tiles, (*main, *decays, *out, *rest), meta, options, given)
+        _grad(blocks * call.tiles, (*main, *gates, *out, *rest), meta, options, given)
     if p.descriptors and (t.varlen or call.T % p.chunk):
-        args = (q, k, v, do, q, k, v, do, S, S, X, X, *decays, dq, dq, dk, dk, *rest)
+        args = (q, k, v, do, q, k, S, S, X, X, *gates, dq, dq, dk, dk, dv, dv, *rest)
         meta = {**meta, "DESC": False, "TAILS": True}
         _grad(blocks * call.H * t.sequences, args, meta, options, given)
     if dg is not None and g is not None and blocks > 1:
         dg = dg.sum(0).to(g.dtype)
-    return dq, dk, dg
+    return dq, dk, dv, dg
 
 
 def decode_launch(K: int, v_first: bool) -> tuple[int, Launch]:
@@ -261,7 +286,7 @@ def recurrent(
     o = torch.empty_like(v)
     ht = torch.empty((N, H, *((V, K) if v_first else (K, V))), dtype=torch.float32, device=k.device) if final else None
     bv, launch = decode_launch(K, v_first)
-    decay = kernel.TOKEN_DECAY if g is not None else kernel.NO_DECAY if gamma is None else kernel.HEAD_DECAY
+    decay = TOKEN_DECAY if g is not None else NO_DECAY if gamma is None else HEAD_DECAY
     args = (
         q, k, v, k if g is None else g, k if gamma is None else gamma, k if state is None else state,
         k if ht is None else ht, o, k if cu_seqlens is None else cu_seqlens, T, H, int(state is not None),

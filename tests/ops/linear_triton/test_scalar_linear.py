@@ -40,14 +40,14 @@ def poisoned(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **k: fill(new_empty(*a, **k)))
 
 
-def run(x, *, v_first=False, cu=None, change=None, segments=1):
+def run(x, *, v_first=False, cu=None, change=None, segments=1, reverse=False):
     """Errors of outputs and of every gradient."""
     q, v = x["q"], x["v"]
     plan = dataclasses.replace(scalar_plan(CHIP, q.dtype, q.shape[-1], v.shape[-1], 100), **(change or {}))
     y = {n: t.clone().requires_grad_(n != "g_gamma") for n, t in x.items()}
     o, ht = scalar_linear(
         **y, output_final_state=True, state_v_first=v_first, cu_seqlens=None if cu is None else torch.tensor(cu),
-        chip=CHIP, plan=plan, segments=segments,
+        chip=CHIP, plan=plan, segments=segments, reverse=reverse,
     )  # fmt: skip
     gen = torch.Generator().manual_seed(1)
     do = torch.randn(v.shape, generator=gen).to(v.dtype)
@@ -55,7 +55,7 @@ def run(x, *, v_first=False, cu=None, change=None, segments=1):
     leaves = {n: t for n, t in y.items() if t.requires_grad}
     grads = torch.autograd.grad((o.float() * do.float()).sum() + (ht * dht).sum(), list(leaves.values()))
     got = {"o": o, "ht": ht, **dict(zip(leaves, grads, strict=True))}
-    ref = with_gradients(x, do, dht, v_first=v_first, cu=cu)
+    ref = with_gradients(x, do, dht, v_first=v_first, cu=cu, reverse=reverse)
     assert all(got[n].dtype == x[n].dtype for n in leaves)
     return {n: ratio(got[n], ref[n]) for n in ref}
 
@@ -96,7 +96,7 @@ def test_odd_sizes_and_blocks_of_both_dims(K, V):
 
 
 def test_blocks_of_k_in_half_precision():
-    check(run(make_inputs(T=37, K=32, V=48, dtype=torch.float16), change={"grad_k": 16, "block_v": 32}), 3e-3)
+    check(run(make_inputs(T=37, K=32, V=48, dtype=torch.float16), change={"grad_k": 16, "grad_v": 32}), 3e-3)
 
 
 @pytest.mark.parametrize("gate", GATES)
@@ -151,9 +151,21 @@ def test_no_tokens():
     assert torch.equal(ht, x["initial_state"])
 
 
-def test_reverse_over_many_tokens_is_refused():
-    with pytest.raises(NotImplementedError, match="reverse"):
-        scalar_linear(**make_inputs(T=40, K=16), reverse=True, tokens=True)
+@pytest.mark.parametrize("cu", [None, [0, 0, 3, 40]])
+def test_reverse_over_many_tokens_with_gradients(cu):
+    x = make_inputs(T=40, K=16, V=20, initial=True, sequences=None if cu is None else 3)
+    check(run(x, cu=cu, reverse=True))
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_wide_keys_go_through_states_first(gate):
+    x = make_inputs(T=37, H=2, K=40, V=24, gate=gate, initial=True)
+    check(run(x, change={"one_scan": False, "block_k": 16, "grad_k": 16, "states_v": 16, "grad_v": 16}))
+
+
+def test_wide_keys_over_stretches_of_time():
+    x = make_inputs(T=100, K=40, V=24, initial=True)
+    check(run(x, change={"one_scan": False, "block_k": 16, "grad_k": 32, "states_v": 16}, segments=3))
 
 
 def test_entries_agree_with_the_public_ops_they_will_serve():

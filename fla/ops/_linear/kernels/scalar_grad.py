@@ -5,10 +5,15 @@
 
 With S the state before the chunk, X the gradient of the state after it, b and D as in `scalar_scan`:
 
-    E = (v do^T) * D;   dq = scale e^b (do S^T) + E^T k;   W = e^(b_L - b) (v X^T);   dk = W + E q
-    db_t = q_t . dq_t - k_t . dk_t;   db_L += e^(b_L) <S, X> + sum k . W;   dg = sums of db from the chunk's end
+    E = (v do^T) * D;   dk = E q + e^(b_L - b) (v X^T);   dq = scale e^b (do S^T) + E^T k
+    P = (k q^T) * D;    dv = e^(b_L - b) (k X) + P do
 
-E is rounded once and feeds both sides, so that its rows and columns cancel in dg.
+dg_t is the sum of what token t decays: pairs of a key before it and a query from it on, keys before it with X, queries
+from it on with S, and S with X. The diagonal of E decays nothing, so it stays out of the sums and is added to dq and
+dk afterwards: where gates are strong it is many orders of magnitude above the rest. E is rounded once and feeds both
+sides, so that what does not decay cancels:
+
+    dg_t = sum_{r>=t} (q_r . dq_r - k_r . (E q)_r) + sum_{r<t} k_r . (v X^T)_r e^(b_L - b_r) + e^(b_L) <S, X>
 """
 
 import triton
@@ -21,7 +26,7 @@ from fla.ops._linear.kernels.scalar_scan import FLOOR, chunk_decays, decayed_sco
 
 @triton.jit
 def _chunk_grad(
-    q, k, v, do, qd, kd, vd, dod, St, Sd, Xt, Xd, sums, gamma, g, dq, dqd, dk, dkd, dg, row, n, tile, h, kb0, H, rows,
+    q, k, v, do, qd, kd, St, Sd, Xt, Xd, sums, gamma, g, dq, dqd, dk, dkd, dv, dvd, dg, row, n, tile, h, kb0, H, rows,
     scale, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, DECAY: tl.constexpr,
     DESC: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
@@ -29,6 +34,7 @@ def _chunk_grad(
     # all in flight.
     D1: tl.constexpr = 2 if DESC else 0
     NV: tl.constexpr = (V + BV - 1) // BV
+    NK: tl.constexpr = (K + BK - 1) // BK
     dt: tl.constexpr = q.dtype.element_ty
     rr = tl.arange(0, C)
     k0 = kb0 * BK
@@ -40,28 +46,37 @@ def _chunk_grad(
         dj = load_rows(do, do, row, n, h, H, j * BV, V, BV, C, D1)
         E = tl.dot(vj, tl.trans(dj), E, input_precision=DOT)
     b, last = chunk_decays(sums, gamma, tile, n, h, C, DECAY)
-    Eb = decayed_scores(E, b, scale, C, DECAY, 0).to(dt)
+    E = decayed_scores(E, b, scale, C, DECAY, 0)
+    if DECAY == 1:
+        same = rr[:, None] == rr[None, :]
+        own = tl.sum(tl.where(same, E, 0.0), 1)
+        E = tl.where(same, 0.0, E)
+    Eb = E.to(dt)
+    kt = load_rows(k, kd, row, n, h, H, k0, K, BK, C, DESC)
+    qt = load_rows(q, qd, row, n, h, H, k0, K, BK, C, DESC)
     S = load_tile(St, Sd, tile, 0, k0, V, K, BV, BK, DESC)
     X = load_tile(Xt, Xd, tile, 0, k0, V, K, BV, BK, DESC)
     if DECAY == 1:
         ss = tl.sum(tl.sum(S.to(tl.float32) * X.to(tl.float32), 1), 0)
-    W = tl.dot(vt, X, input_precision=DOT)
+    W = tl.dot(Eb, qt, input_precision=DOT)
+    if DECAY == 1:
+        aE = tl.sum(W * kt.to(tl.float32), 1)
+    vs = vt
+    if DECAY:
+        vs = (vt.to(tl.float32) * tl.exp2(last - b)[:, None]).to(dt)
+    W = tl.dot(vs, X, W, input_precision=DOT)
     for j in tl.range(1, NV, num_stages=1):
         Xj = load_tile(Xt, Xd, tile, j * BV, k0, V, K, BV, BK, DESC)
         if DECAY == 1:
             Sj = load_tile(St, Sd, tile, j * BV, k0, V, K, BV, BK, DESC)
             ss += tl.sum(tl.sum(Sj.to(tl.float32) * Xj.to(tl.float32), 1), 0)
-        W = tl.dot(load_rows(v, v, row, n, h, H, j * BV, V, BV, C, D1), Xj, W, input_precision=DOT)
-    kt = load_rows(k, kd, row, n, h, H, k0, K, BK, C, DESC)
-    qt = load_rows(q, qd, row, n, h, H, k0, K, BK, C, DESC)
-    if DECAY:
-        W = W * tl.exp2(last - b)[:, None]
+        vj = load_rows(v, v, row, n, h, H, j * BV, V, BV, C, D1)
+        if DECAY:
+            vj = (vj.to(tl.float32) * tl.exp2(last - b)[:, None]).to(dt)
+        W = tl.dot(vj, Xj, W, input_precision=DOT)
     if DECAY == 1:
-        kf = kt.to(tl.float32)
-        end = tl.sum(tl.sum(W * kf, 1), 0) + tl.exp2(last) * ss
-    W = tl.dot(Eb, qt, W, input_precision=DOT)
-    if DECAY == 1:
-        aW = tl.sum(W * kf, 1)
+        aX = tl.sum(W * kt.to(tl.float32), 1) - aE
+        W += own[:, None] * qt.to(tl.float32)
     store_rows(dk, dkd, W.to(dt), row, n, h, H, k0, K, BK, C, DESC)
     Q = tl.dot(dot, S, input_precision=DOT)
     for j in tl.range(1, NV, num_stages=1):
@@ -72,20 +87,57 @@ def _chunk_grad(
     else:
         Q = Q * scale
     Q = tl.dot(tl.trans(Eb), kt, Q, input_precision=DOT)
-    store_rows(dq, dqd, Q.to(dt), row, n, h, H, k0, K, BK, C, DESC)
     if DECAY == 1:
         aQ = tl.sum(Q * qt.to(tl.float32), 1)
-        dgt = tl.cumsum(aQ - aW, 0, reverse=True) + end
+        Q += own[:, None] * kt.to(tl.float32)
+    store_rows(dq, dqd, Q.to(dt), row, n, h, H, k0, K, BK, C, DESC)
+    if DECAY == 1:
+        share = tl.where(rr[:, None] < rr[None, :], aX[:, None], (aQ - aE)[:, None])
+        dgt = tl.sum(share, 0) + tl.exp2(last) * ss
         at = (row + rr).to(tl.int64) * H + h
         # A step that forgets everything has no gradient; what is left of it in the sums is rounding.
         x = tl.load(g + at, mask=rr < n, other=0.0).to(tl.float32)
         dgt = tl.where(x * LOG2E > FLOOR, dgt, 0.0)
         tl.store(dg + at + kb0.to(tl.int64) * rows * H, dgt.to(dg.dtype.element_ty), mask=rr < n)
+    # dv needs all of K: its blocks are shared out among the programs of the chunk.
+    P = tl.dot(kt, tl.trans(qt), input_precision=DOT)
+    if NK == 1:
+        Pb = decayed_scores(P, b, scale, C, DECAY, 0).to(dt)
+        U = tl.dot(kt, tl.trans(X), input_precision=DOT)
+        if DECAY:
+            U = U * tl.exp2(last - b)[:, None]
+        U = tl.dot(Pb, dot, U, input_precision=DOT)
+        store_rows(dv, dvd, U.to(dt), row, n, h, H, 0, V, BV, C, DESC)
+        for j in tl.range(1, NV, num_stages=1):
+            Xj = load_tile(Xt, Xd, tile, j * BV, k0, V, K, BV, BK, DESC)
+            U = tl.dot(kt, tl.trans(Xj), input_precision=DOT)
+            if DECAY:
+                U = U * tl.exp2(last - b)[:, None]
+            dj = load_rows(do, do, row, n, h, H, j * BV, V, BV, C, D1)
+            U = tl.dot(Pb, dj, U, input_precision=DOT)
+            store_rows(dv, dvd, U.to(dt), row, n, h, H, j * BV, V, BV, C, DESC)
+    else:
+        for i in tl.range(1, NK, num_stages=1):
+            ki = ((kb0 + i) % NK) * BK
+            qi = load_rows(q, q, row, n, h, H, ki, K, BK, C, D1)
+            P = tl.dot(load_rows(k, k, row, n, h, H, ki, K, BK, C, D1), tl.trans(qi), P, input_precision=DOT)
+        Pb = decayed_scores(P, b, scale, C, DECAY, 0).to(dt)
+        for j in tl.range(kb0, NV, NK, num_stages=1):
+            U = tl.zeros((C, BV), tl.float32)
+            for i in tl.range(0, NK, num_stages=1):
+                Xj = load_tile(Xt, Xd, tile, j * BV, i * BK, V, K, BV, BK, DESC)
+                ki = load_rows(k, k, row, n, h, H, i * BK, K, BK, C, D1)
+                U = tl.dot(ki, tl.trans(Xj), U, input_precision=DOT)
+            if DECAY:
+                U = U * tl.exp2(last - b)[:, None]
+            dj = load_rows(do, do, row, n, h, H, j * BV, V, BV, C, D1)
+            U = tl.dot(Pb, dj, U, input_precision=DOT)
+            store_rows(dv, dvd, U.to(dt), row, n, h, H, j * BV, V, BV, C, DESC)
 
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "rows"])
 def scalar_grad(
-    q, k, v, do, qd, kd, vd, dod, St, Sd, Xt, Xd, sums, gamma, g, dq, dqd, dk, dkd, dg, table, cu, offsets, T, NT, H,
+    q, k, v, do, qd, kd, St, Sd, Xt, Xd, sums, gamma, g, dq, dqd, dk, dkd, dv, dvd, dg, table, cu, offsets, T, NT, H,
     rows, scale, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
     DECAY: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr, TAILS: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
@@ -114,6 +166,6 @@ def scalar_grad(
         elif n <= 0:
             return
     _chunk_grad(
-        q, k, v, do, qd, kd, vd, dod, St, Sd, Xt, Xd, sums, gamma, g, dq, dqd, dk, dkd, dg, row, n, it * H + h, h, kb0,
+        q, k, v, do, qd, kd, St, Sd, Xt, Xd, sums, gamma, g, dq, dqd, dk, dkd, dv, dvd, dg, row, n, it * H + h, h, kb0,
         H, rows, scale, K, V, BK, BV, C, DECAY, DESC, DOT,
     )  # fmt: skip

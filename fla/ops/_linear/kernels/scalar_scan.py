@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: MIT
 # mypy: ignore-errors
 # ruff: noqa: SIM102  (a compile-time and a run-time condition are two statements)
-"""State passes of linear attention with one decay per head and token, forward and reverse.
+"""Forward pass of linear attention with one decay per head and token, in one scan for K up to one block.
 
 One program a block of V, head and sequence (or stretch of it). The state is held transposed, [BV, BK] in fp32. With b
 the sums of log decays inside a chunk, L its last row and D[j, i] = scale e^(b_i - b_j) for j <= i, 0 else:
 
-    forward   o^T = scale (S q^T) e^b + v^T (k q^T * D);      S <- e^(b_L) S + (v^T e^(b_L - b)) k
-    reverse   dv^T = (X k^T) e^(b_L - b) + do^T (k q^T * D)^T;   X <- e^(b_L) X + scale (do^T e^b) q
+    o^T = scale (S q^T) e^b + v^T (k q^T * D);      S <- e^(b_L) S + (v^T e^(b_L - b)) k
 
 Full chunks run in a pipelined loop over descriptor tiles; a ragged last chunk is one more step through pointers.
 Without descriptors the loop takes all chunks through pointers.
@@ -17,7 +16,7 @@ import triton
 import triton.language as tl
 
 from fla.ops._common.kernels import LOG2E, chunk_at, sequence_at
-from fla.ops._common.tiles import load_rows, state_offsets, store_rows, store_tile
+from fla.ops._common.tiles import load_rows, narrow, state_offsets, store_rows
 
 # Where log decays (base 2) come from.
 NO_DECAY = 0
@@ -25,10 +24,6 @@ TOKEN_DECAY = 1
 HEAD_DECAY = 2
 # 2 to this power is 0 in fp32: cutting a step here changes no decay, bounds the sums and keeps infinity out of them.
 FLOOR = tl.constexpr(-160.0)
-# What a program does with its stretch of time.
-WHOLE = 0
-STRETCH = 1
-SUMMARY = 2
 
 
 @triton.jit(do_not_specialize=["T", "NT", "H"])
@@ -62,6 +57,23 @@ def chunk_decays(sums, gamma, tile, n, h, C: tl.constexpr, DECAY: tl.constexpr):
 
 
 @triton.jit
+def row_factors(x, row, n, h, H, C: tl.constexpr):
+    """One number a row and head, from `[B, T, H]`; 0 from row ``n`` on."""
+    rr = tl.arange(0, C)
+    return tl.load(x + (row + rr).to(tl.int64) * H + h, mask=rr < n, other=0.0)
+
+
+@triton.jit
+def stretch_at(length, seg, segments, C: tl.constexpr):
+    """First and last chunk of stretch ``seg`` of a sequence, and how many of the sequence's chunks are full."""
+    full = length // C
+    chunks = (length + C - 1) // C
+    per = (chunks + segments - 1) // segments
+    lo = tl.minimum(seg * per, chunks)
+    return lo, tl.minimum(lo + per, chunks), full
+
+
+@triton.jit
 def decayed_scores(x, b, scale, C: tl.constexpr, DECAY: tl.constexpr, KEYS: tl.constexpr):
     """Products ``x`` times D; the axis ``KEYS`` of both counts the keys j, the other the queries i."""
     QUERIES: tl.constexpr = 1 - KEYS
@@ -77,202 +89,70 @@ def decayed_scores(x, b, scale, C: tl.constexpr, DECAY: tl.constexpr, KEYS: tl.c
 
 @triton.jit
 def _forward_step(
-    S, q, k, v, qd, kd, vd, sums, gamma, o, od, St, Sd, tile, row, n, h, v0, H, scale, K: tl.constexpr, V: tl.constexpr,
-    BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, DECAY: tl.constexpr, OUT: tl.constexpr, SAVE: tl.constexpr,
+    S, q, k, v, qd, kd, vd, sums, gamma, inverse, o, od, tile, row, n, h, v0, H, scale, K: tl.constexpr,
+    V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, DECAY: tl.constexpr, NORM: tl.constexpr,
     DESC: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     dt: tl.constexpr = k.dtype.element_ty
     b, last = chunk_decays(sums, gamma, tile, n, h, C, DECAY)
     kt = load_rows(k, kd, row, n, h, H, 0, K, BK, C, DESC)
     vt = load_rows(v, vd, row, n, h, H, v0, V, BV, C, DESC)
-    if SAVE:
-        # A descriptor stages what it stores: with K above 128 that would not fit.
-        store_tile(St, Sd, S.to(dt), tile, v0, 0, V, K, BV, BK, DESC and BK <= 128)
-    if OUT:
-        qt = load_rows(q, qd, row, n, h, H, 0, K, BK, C, DESC)
-        a = decayed_scores(tl.dot(kt, tl.trans(qt), input_precision=DOT), b, scale, C, DECAY, 0).to(dt)
-        oo = tl.dot(S.to(dt), tl.trans(qt), input_precision=DOT)
-        if DECAY:
-            oo = oo * (tl.exp2(b) * scale)[None, :]
-        else:
-            oo = oo * scale
-        oo = tl.dot(tl.trans(vt), a, oo, input_precision=DOT)
+    qt = load_rows(q, qd, row, n, h, H, 0, K, BK, C, DESC)
+    a = decayed_scores(tl.dot(kt, tl.trans(qt), input_precision=DOT), b, scale, C, DECAY, 0).to(dt)
+    oo = tl.dot(narrow(S, dt), tl.trans(qt), input_precision=DOT)
+    if DECAY:
+        oo = oo * (tl.exp2(b) * scale)[None, :]
+    else:
+        oo = oo * scale
+    oo = tl.dot(tl.trans(vt), a, oo, input_precision=DOT)
     vT = tl.trans(vt)
     if DECAY:
         S = S * tl.exp2(last)
         vT = (vT.to(tl.float32) * tl.exp2(last - b)[None, :]).to(dt)
     S = tl.dot(vT, kt, S, input_precision=DOT)
-    if OUT:
-        store_rows(o, od, tl.trans(oo).to(dt), row, n, h, H, v0, V, BV, C, DESC)
-    return S, last
+    if NORM:
+        oo = oo * row_factors(inverse, row, n, h, H, C)[None, :]
+    store_rows(o, od, narrow(tl.trans(oo), dt), row, n, h, H, v0, V, BV, C, DESC)
+    return S
 
 
-@triton.jit(do_not_specialize=["T", "NT", "H", "has_h0", "has_ht", "segments", "parts"])
+@triton.jit(do_not_specialize=["T", "NT", "H", "has_h0", "has_ht", "segments"])
 def scalar_scan(
-    q, k, v, qd, kd, vd, sums, gamma, o, od, St, Sd, h0, ht, entry, total, cu, offsets, T, NT, H, has_h0, has_ht,
-    segments, parts, scale, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
-    DECAY: tl.constexpr, OUT: tl.constexpr, SAVE: tl.constexpr, SPLIT: tl.constexpr, VFIRST: tl.constexpr,
-    VARLEN: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
+    q, k, v, qd, kd, vd, sums, gamma, inverse, o, od, h0, ht, entry, cu, offsets, T, NT, H, has_h0, has_ht, segments,
+    scale, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, DECAY: tl.constexpr,
+    NORM: tl.constexpr, SPLIT: tl.constexpr, VFIRST: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr,
+    DOT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """OUT: write o. SAVE: write each chunk's entry state ``S^T`` [V, K] for the backward.
+    """SPLIT: one of ``segments`` stretches of a sequence a program, from the state in ``entry``; else all of it.
 
-    SPLIT: WHOLE, a sequence a program; STRETCH, one of ``segments`` stretches of it from the state in ``entry``;
-    SUMMARY, write what a stretch adds to the state to ``entry`` (with h0 in the first one) and the sum of its log
-    decays to ``total``. There are ``parts`` stretches in the grid.
+    NORM: multiply o by ``inverse`` `[B, T, H]`.
     """
     NV: tl.constexpr = (V + BV - 1) // BV
     pid = tl.program_id(0)
-    block = pid % NV
+    v0 = (pid % NV) * BV
     h = (pid // NV) % H
-    seg = (pid // (NV * H)) % parts
-    i = pid // (NV * H * parts)
+    seg = (pid // (NV * H)) % segments
+    i = pid // (NV * H * segments)
     bos, length, first = sequence_at(cu, offsets, i, T, NT, VARLEN)
-    v0 = block * BV
-    slot = (i.to(tl.int64) * segments + seg) * H + h
-    eo = slot * (NV * BV * BK) + (v0 + tl.arange(0, BV))[:, None] * BK + tl.arange(0, BK)[None, :]
     state = (i.to(tl.int64) * H + h) * (K * V)
     so, sm = state_offsets(v0, K, V, BK, BV, VFIRST)
     S = tl.load(h0 + state + so, mask=sm & (seg == 0) & (has_h0 != 0), other=0.0).to(tl.float32)
-    if SPLIT == 1:
-        S += tl.load(entry + eo, mask=(seg > 0) & (eo >= 0), other=0.0)
-    full = length // C
-    chunks = (length + C - 1) // C
-    per = (chunks + segments - 1) // segments
-    lo = tl.minimum(seg * per, chunks)
-    hi = tl.minimum(lo + per, chunks)
+    if SPLIT:
+        slot = (i.to(tl.int64) * segments + seg) * H + h
+        eo, em = state_offsets(v0, K, V, BK, BV, True)
+        S += tl.load(entry + slot * (K * V) + eo, mask=em & (seg > 0), other=0.0)
+    lo, hi, full = stretch_at(length, seg, segments, C)
     loop = tl.minimum(hi, full) if DESC else hi
-    decay = 0.0
     for t in tl.range(lo, loop, num_stages=STAGES):
-        S, last = _forward_step(
-            S, q, k, v, qd, kd, vd, sums, gamma, o, od, St, Sd, (first + t) * H + h, bos + t * C, length - t * C, h, v0,
-            H, scale, K, V, BK, BV, C, DECAY, OUT, SAVE, DESC, DOT,
+        S = _forward_step(
+            S, q, k, v, qd, kd, vd, sums, gamma, inverse, o, od, (first + t) * H + h, bos + t * C, length - t * C, h,
+            v0, H, scale, K, V, BK, BV, C, DECAY, NORM, DESC, DOT,
         )  # fmt: skip
-        if SPLIT == 2:
-            decay += last
     if DESC:
         if (hi > full) & (lo < hi):
-            S, last = _forward_step(
-                S, q, k, v, qd, kd, vd, sums, gamma, o, od, St, Sd, (first + full) * H + h, bos + full * C,
-                length - full * C, h, v0, H, scale, K, V, BK, BV, C, DECAY, OUT, SAVE, False, DOT,
+            S = _forward_step(
+                S, q, k, v, qd, kd, vd, sums, gamma, inverse, o, od, (first + full) * H + h, bos + full * C,
+                length - full * C, h, v0, H, scale, K, V, BK, BV, C, DECAY, NORM, False, DOT,
             )  # fmt: skip
-            if SPLIT == 2:
-                decay += last
-    if SPLIT == 2:
-        tl.store(entry + eo, S)
-        # All blocks of V write the same number.
-        tl.store(total + slot, decay)
-    else:
-        so, sm = state_offsets(v0, K, V, BK, BV, VFIRST)
-        tl.store(ht + state + so, S, mask=sm & (has_ht != 0) & (seg == parts - 1))
-
-
-@triton.jit
-def _reverse_step(
-    X, q, k, do, qd, kd, dod, sums, gamma, dv, dvd, Xt, Xd, tile, row, n, h, v0, H, scale, K: tl.constexpr,
-    V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, DECAY: tl.constexpr, OUT: tl.constexpr,
-    DESC: tl.constexpr, DOT: tl.constexpr,
-):  # fmt: skip
-    dt: tl.constexpr = k.dtype.element_ty
-    b, last = chunk_decays(sums, gamma, tile, n, h, C, DECAY)
-    dot = load_rows(do, dod, row, n, h, H, v0, V, BV, C, DESC)
-    qt = load_rows(q, qd, row, n, h, H, 0, K, BK, C, DESC)
-    if OUT:
-        kt = load_rows(k, kd, row, n, h, H, 0, K, BK, C, DESC)
-        store_tile(Xt, Xd, X.to(dt), tile, v0, 0, V, K, BV, BK, DESC and BK <= 128)
-        a = decayed_scores(tl.dot(qt, tl.trans(kt), input_precision=DOT), b, scale, C, DECAY, 1).to(dt)
-        dvT = tl.dot(X.to(dt), tl.trans(kt), input_precision=DOT)
-        if DECAY:
-            dvT = dvT * tl.exp2(last - b)[None, :]
-        dvT = tl.dot(tl.trans(dot), a, dvT, input_precision=DOT)
-    if DECAY:
-        X = X * tl.exp2(last)
-        dT = (tl.trans(dot).to(tl.float32) * (tl.exp2(b) * scale)[None, :]).to(dt)
-    else:
-        dT = (tl.trans(dot).to(tl.float32) * scale).to(dt)
-    X = tl.dot(dT, qt, X, input_precision=DOT)
-    if OUT:
-        store_rows(dv, dvd, tl.trans(dvT).to(dt), row, n, h, H, v0, V, BV, C, DESC)
-    return X, last
-
-
-@triton.jit(do_not_specialize=["T", "NT", "H", "has_dht", "has_dh0", "segments", "parts"])
-def scalar_reverse(
-    q, k, do, qd, kd, dod, sums, gamma, dv, dvd, Xt, Xd, dht, dh0, entry, total, cu, offsets, T, NT, H, has_dht,
-    has_dh0, segments, parts, scale, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    C: tl.constexpr, DECAY: tl.constexpr, SPLIT: tl.constexpr, VFIRST: tl.constexpr, VARLEN: tl.constexpr,
-    DESC: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """Reverse pass over the gradient X of the state after each chunk; writes X^T [V, K] of each chunk and all of dv.
-
-    SPLIT as in `scalar_scan`; stretches count from the start of the sequence here too, and the grid of a SUMMARY leaves
-    the first one out.
-    """
-    NV: tl.constexpr = (V + BV - 1) // BV
-    OUT: tl.constexpr = SPLIT != 2
-    pid = tl.program_id(0)
-    block = pid % NV
-    h = (pid // NV) % H
-    seg = (pid // (NV * H)) % parts + segments - parts
-    i = pid // (NV * H * parts)
-    bos, length, first = sequence_at(cu, offsets, i, T, NT, VARLEN)
-    v0 = block * BV
-    slot = (i.to(tl.int64) * segments + seg) * H + h
-    eo = slot * (NV * BV * BK) + (v0 + tl.arange(0, BV))[:, None] * BK + tl.arange(0, BK)[None, :]
-    state = (i.to(tl.int64) * H + h) * (K * V)
     so, sm = state_offsets(v0, K, V, BK, BV, VFIRST)
-    X = tl.load(dht + state + so, mask=sm & (seg == segments - 1) & (has_dht != 0), other=0.0).to(tl.float32)
-    if SPLIT == 1:
-        X += tl.load(entry + eo, mask=(seg < segments - 1) & (eo >= 0), other=0.0)
-    full = length // C
-    chunks = (length + C - 1) // C
-    per = (chunks + segments - 1) // segments
-    lo = tl.minimum(seg * per, chunks)
-    hi = tl.minimum(lo + per, chunks)
-    loop = tl.minimum(hi, full) if DESC else hi
-    decay = 0.0
-    if DESC:
-        if (hi > full) & (lo < hi):
-            X, last = _reverse_step(
-                X, q, k, do, qd, kd, dod, sums, gamma, dv, dvd, Xt, Xd, (first + full) * H + h, bos + full * C,
-                length - full * C, h, v0, H, scale, K, V, BK, BV, C, DECAY, OUT, False, DOT,
-            )  # fmt: skip
-            if SPLIT == 2:
-                decay += last
-    for j in tl.range(lo, loop, num_stages=STAGES):
-        t = lo + loop - 1 - j
-        X, last = _reverse_step(
-            X, q, k, do, qd, kd, dod, sums, gamma, dv, dvd, Xt, Xd, (first + t) * H + h, bos + t * C, length - t * C, h,
-            v0, H, scale, K, V, BK, BV, C, DECAY, OUT, DESC, DOT,
-        )  # fmt: skip
-        if SPLIT == 2:
-            decay += last
-    if SPLIT == 2:
-        tl.store(entry + eo, X)
-        tl.store(total + slot, decay)
-    else:
-        so, sm = state_offsets(v0, K, V, BK, BV, VFIRST)
-        tl.store(dh0 + state + so, X.to(dh0.dtype.element_ty), mask=sm & (has_dh0 != 0) & (seg == 0))
-
-
-@triton.jit(do_not_specialize=["segments", "H", "size"])
-def scalar_merge(entry, total, segments, H, size, BS: tl.constexpr, REVERSE: tl.constexpr):
-    """Turn what each stretch adds, in place, into the states in which the stretches begin (REVERSE: end).
-
-    The state before the next stretch is e^total of this one times the state before it plus what it adds. The first
-    (last) stretch begins with the caller's state, which its summary already holds: its own entry is not read.
-    """
-    blocks = (size + BS - 1) // BS
-    pid = tl.program_id(0)
-    c = (pid % blocks) * BS + tl.arange(0, BS)
-    h = (pid // blocks) % H
-    i = (pid // (blocks * H)).to(tl.int64)
-    m = c < size
-    S = tl.zeros((BS,), tl.float32)
-    for p in tl.range(0, segments - 1, num_stages=1):
-        seg = segments - 1 - p if REVERSE else p
-        at = (i * segments + seg) * H + h
-        E = tl.load(entry + at * size + c, mask=m, other=0.0)
-        tl.store(entry + at * size + c, S, mask=m)
-        S = S * tl.exp2(tl.load(total + at)) + E
-    seg = segments - 1 - (segments - 1) if REVERSE else segments - 1
-    tl.store(entry + ((i * segments + seg) * H + h) * size + c, S, mask=m)
+    tl.store(ht + state + so, S, mask=sm & (has_ht != 0) & (seg == segments - 1))
