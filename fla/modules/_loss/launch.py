@@ -73,8 +73,11 @@ def cross_entropy(
     losses; it may be ``logits``. ``warp`` adds that factor times the largest logit to its gradient.
     """
     N, V = logits.shape
-    out = torch.empty(3, N, dtype=torch.float32, device=logits.device) if lse is None else None
-    loss, z_loss, found = (logits, logits, lse) if out is None else out
+    if lse is None:
+        loss, z_loss, found = (torch.empty(N, dtype=torch.float32, device=logits.device) for _ in range(3))
+    else:
+        loss = z_loss = logits
+        found = lse
     g = logits if grad is None else grad
     v = _vector(V, logits.stride(0), g.stride(0))
     p = plan or row_plan(V, logits.element_size())

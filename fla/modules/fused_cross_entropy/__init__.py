@@ -51,7 +51,7 @@ class FusedCrossEntropyLoss(nn.Module):
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """``input`` ``[N, V]``, ``target`` ``[N]``."""
-        losses = cross_entropy_loss(
+        loss, z_loss = cross_entropy_loss(
             input,
             target,
             self.label_smoothing,
@@ -62,7 +62,10 @@ class FusedCrossEntropyLoss(nn.Module):
             self.inplace_backward,
             self.process_group,
         )
-        if self.reduction != "none":
-            total = (target != self.ignore_index).sum() if self.reduction == "mean" else 1
-            losses = losses[0].sum() / total, losses[1].sum() / total
-        return losses if self.return_z_loss else losses[0]
+        if self.reduction == "none":
+            return (loss, z_loss) if self.return_z_loss else loss
+        total = (target != self.ignore_index).sum() if self.reduction == "mean" else None
+        loss = loss.sum() if total is None else loss.sum() / total
+        if not self.return_z_loss:
+            return loss
+        return loss, z_loss.sum() if total is None else z_loss.sum() / total
