@@ -74,7 +74,6 @@ class RecurrentLayer(nn.Module):
         any_mode_trains: whether every kernel has gradients, so that short inputs always take the step-by-step one.
         training_needs_chunk: whether training mode refuses another kernel than the chunked one without autograd too.
         silu_without_conv: whether projections without a short convolution get SiLU.
-        static_step: whether a step of decoding is the same at every position.
         mode: the kernel for long inputs without autograd.
         layer_idx: place of the layer in a cache; None for a layer that is never given one.
     """
@@ -84,7 +83,6 @@ class RecurrentLayer(nn.Module):
     any_mode_trains: ClassVar[bool] = False
     training_needs_chunk: ClassVar[bool] = True
     silu_without_conv: ClassVar[bool] = True
-    static_step: ClassVar[bool] = True
     mode: str
     layer_idx: int | None
     use_short_conv: bool

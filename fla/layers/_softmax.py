@@ -42,8 +42,7 @@ def _one_query(q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None) -> Tensor:
     rows = q.unflatten(2, (k.shape[2], -1)).squeeze(1)
     mask = None if valid is None else valid[:, None, None]
     o = F.scaled_dot_product_attention(rows, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask)
-    o = o.flatten(1, 2)[:, None]
-    return o if valid is None else o.masked_fill(~valid[:, -1, None, None, None], 0)  # a row whose token is padding
+    return o.flatten(1, 2)[:, None]
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, window: int | None = None, valid: Tensor | None = None) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fla.layers._softmax import dense_attention, packed_attention
+from fla.layers._static import StaticPosition
 from fla.layers.utils import (
     check_padding_mask,
     get_layer_cache,
@@ -118,6 +119,8 @@ class Attention(nn.Module):
         check_padding_mask(attention_mask)
         past = (get_layer_cache(self, cache) or {}).get("attn_state")
         seen = 0 if cache is None else cache.get_seq_length(self.layer_idx)
+        if kwargs.get("static_position") is not None:
+            return self._static_step(hidden_states, cache, kwargs["static_position"]), None, past_key_values
         cu_seqlens = kwargs.get("cu_seqlens")
         batch, length = hidden_states.shape[:2]
         x, indices, max_seqlen = hidden_states, None, max(seen + length, self.max_position_embeddings or 0)
@@ -151,6 +154,8 @@ class Attention(nn.Module):
             o = packed_attention(q, k, v, cu_seqlens, None, self.window_size, kwargs.get("cu_seqlens_cpu"))
         else:
             o = dense_attention(q, keys[0], keys[1], self.window_size, valid)
+            if valid is not None:  # a row whose token is padding
+                o = o.masked_fill(~valid[:, -1, None, None, None], 0)
         o = self.o_proj(o.flatten(-2))
         if use_cache:
             update_layer_cache(
@@ -172,6 +177,17 @@ class Attention(nn.Module):
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         return *self.rotary(q, k, seqlen_offset=offset, max_seqlen=max_seqlen, cu_seqlens=cu_seqlens), v
+
+    def _static_step(self, x: Tensor, cache: Any, position: StaticPosition) -> Tensor:
+        """The layer on one token a sequence, with a ring of keys and values that is written in place."""
+        q, k, v = self._project(x, position.offsets, None, position.limit)
+        ring = cache[self.layer_idx]["attn_state"]
+        slot, seen = position.slots(ring[0].shape[1])
+        for kept, new in zip(ring, (k, v), strict=True):
+            kept.index_copy_(1, slot, new.flatten(-2).to(kept.dtype))
+        k, v = (kept.unflatten(-1, (-1, self.head_dim)).to(q.dtype) for kept in ring)
+        update_layer_cache(self, cache, offset=1)
+        return self.o_proj(dense_attention(q, k, v, None, seen).flatten(-2))
 
     def _with_past(self, past: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Keys and values that the new tokens see: those of the cache and their own."""

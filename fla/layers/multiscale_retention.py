@@ -41,7 +41,6 @@ class MultiScaleRetention(LinearLayer):
     """
 
     modes: ClassVar[tuple[str, ...]] = ("chunk", "fused_chunk", "fused_recurrent", "parallel")
-    static_step: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -93,7 +92,10 @@ class MultiScaleRetention(LinearLayer):
         offset: int | Tensor = seen
         if seen and attention_mask is not None and kwargs.get("cu_seqlens") is None:
             offset = row_offsets(attention_mask, length, seen)
-        kwargs["rotary"] = {"seqlen_offset": offset, "max_seqlen": seen + length}
+        longest = seen + length
+        if (static := kwargs.get("static_position")) is not None:
+            offset, longest = static.offsets, static.limit
+        kwargs["rotary"] = {"seqlen_offset": offset, "max_seqlen": longest}
         return super().forward(hidden_states, attention_mask, past_key_values, use_cache, output_attentions, **kwargs)
 
     def extra_options(self, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fla.layers._recurrent import RecurrentLayer
-from fla.models.cache_layer import map_tensors
+from fla.layers._static import StaticPosition
+from fla.models.cache_layer import State, map_tensors
 from fla.models.cache_utils import Cache, FLACache
+from fla.modules.rotary import RotaryEmbedding
 
 __all__ = ["StaticDecode"]
 
@@ -30,34 +31,48 @@ class StaticDecode:
     are. Elsewhere it runs as it is. No autograd.
 
     Args:
-        model: a language model of this package in evaluation mode, all of whose mixers have a state of fixed size and
-            do not look at positions: not softmax attention, not RetNet.
+        model: a language model of this package in evaluation mode.
         cache: what a prefill returned (``use_cache=True``). It is copied and stays as it is.
         graph: capture the step; by default on CUDA devices.
+        attention_mask: padding mask ``[B, S]`` of that prefill, if it had one.
+        max_length: positions there may be, prompt included, for models that look at them: softmax attention without a
+            window keeps keys and values of as many. By default ``max_position_embeddings``, and at least 1024 beyond
+            the prompt.
 
     Raises:
-        ValueError: an empty cache, a model in training mode, or a mixer that cannot take part; the message names it.
+        ValueError: an empty cache, a model in training mode, a mask or a length that does not fit the cache.
     """
 
-    def __init__(self, model: Any, cache: FLACache, graph: bool | None = None) -> None:
-        for name, module in model.named_modules():
-            if isinstance(module, RecurrentLayer) and not module.static_step:
-                kind = type(module).__name__
-                raise ValueError(f"`model` has a mixer whose step depends on its position: {name}, a {kind}.")
+    def __init__(
+        self,
+        model: Any,
+        cache: FLACache,
+        graph: bool | None = None,
+        attention_mask: Tensor | None = None,
+        max_length: int | None = None,
+    ) -> None:
         if model.training:
             raise ValueError("`model` must be in evaluation mode; call model.eval().")
-        if cache.get_seq_length() == 0:
+        seen = cache.get_seq_length()
+        if seen == 0:
             raise ValueError("`cache` must hold the states of a prompt, got an empty one.")
-        for i, entry in enumerate(cache):
-            if entry is not None and entry["attn_state"] is not None:
-                raise ValueError(f"`cache` has a growing state in layer {i}, of softmax attention.")
+        if max_length is None:
+            max_length = max(getattr(model.config, "max_position_embeddings", 0), seen + 1024)
+        elif max_length <= seen:
+            raise ValueError(f"`max_length` must be more than the {seen} tokens of the cache, got {max_length}.")
+        first = _tensors(cache.to_legacy_cache())[0]
+        batch, device = first.shape[0], first.device
+        if attention_mask is not None and attention_mask.shape != (batch, seen):
+            raise ValueError(f"`attention_mask` must have shape {[batch, seen]}, got {list(attention_mask.shape)}.")
         self.model = model
-        self._seen = cache.get_seq_length()
+        self._seen = seen
+        self._bounded = any(isinstance(module, RotaryEmbedding) for module in model.modules())
+        self._position = _position(attention_mask, batch, seen, max_length, device)
         self._entries: Any = tuple(
-            {field: _copied(value) for field, value in (entry or {}).items()} for entry in cache.to_legacy_cache()
+            _static(entry or {}, seen, getattr(layer, "window_size", None) or max_length)
+            for entry, layer in zip(cache.to_legacy_cache(), cache.layers, strict=True)
         )
-        first = _tensors(self._entries)[0]
-        self.tokens = torch.zeros(first.shape[0], 1, dtype=torch.long, device=first.device)
+        self.tokens = torch.zeros(batch, 1, dtype=torch.long, device=device)
         self.logits: Tensor
         self.graph: Any = None
         if first.is_cuda if graph is None else graph:
@@ -65,14 +80,18 @@ class StaticDecode:
 
     def _run(self) -> None:
         cache = Cache.from_legacy_cache(self._entries, self._seen)
-        self.logits = self.model(self.tokens, past_key_values=cache, use_cache=True).logits[:, -1]
+        out = self.model(self.tokens, past_key_values=cache, use_cache=True, static_position=self._position)
+        self.logits = out.logits[:, -1]
         for old, new in zip(_tensors(self._entries), _tensors(cache.to_legacy_cache()), strict=True):
             if old.data_ptr() != new.data_ptr():
                 old.copy_(new)
+        self._position.column.add_(1)
+        self._position.offsets.add_(1)
 
     @torch.no_grad()
     def _capture(self) -> None:
-        saved = [t.clone() for t in _tensors(self._entries)]
+        kept = [*_tensors(self._entries), self._position.column, self._position.offsets]
+        saved = [t.clone() for t in kept]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # compile and allocate outside of the graph
@@ -82,7 +101,7 @@ class StaticDecode:
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self._run()
-        for state, old in zip(_tensors(self._entries), saved, strict=True):
+        for state, old in zip(kept, saved, strict=True):
             state.copy_(old)
 
     @torch.no_grad()
@@ -93,7 +112,12 @@ class StaticDecode:
 
         Args:
             tokens: ``[B]`` or ``[B, 1]``.
+
+        Raises:
+            ValueError: no position is left.
         """
+        if self._bounded and self._seen >= self._position.limit:
+            raise ValueError(f"`max_length` = {self._position.limit} positions are taken.")
         self.tokens.copy_(tokens.view(-1, 1))
         if self.graph is None:
             self._run()
@@ -104,9 +128,39 @@ class StaticDecode:
 
     def cache(self) -> Cache:
         """The states as a cache of its own, to go on in another way."""
-        entries = tuple({field: _copied(value) for field, value in entry.items()} for entry in self._entries)
+        entries = tuple(_growing(entry, self._seen) for entry in self._entries)
         return Cache.from_legacy_cache(entries, self._seen)
 
 
 def _copied(value: Any) -> Any:
     return map_tensors(value, lambda t: t.clone(memory_format=torch.contiguous_format))
+
+
+def _position(mask: Tensor | None, batch: int, seen: int, limit: int, device: torch.device) -> StaticPosition:
+    offsets, valid = torch.full((batch,), seen, device=device), None
+    if mask is not None and not (mask != 0).all():
+        valid = torch.ones(batch, limit, dtype=torch.bool, device=device)
+        valid[:, :seen] = mask != 0
+        offsets = valid[:, :seen].sum(1)
+    return StaticPosition(torch.full((1,), seen, device=device), offsets, valid, limit)
+
+
+def _static(entry: State, seen: int, size: int) -> State:
+    """A copy of a layer's states, with a ring of ``size`` entries in place of growing ones."""
+
+    def ring(kept: Tensor) -> Tensor:
+        full = kept.new_zeros(kept.shape[0], size, *kept.shape[2:])
+        full[:, torch.arange(seen - kept.shape[1], seen) % size] = kept
+        return full
+
+    return {k: map_tensors(value, ring) if k == "attn_state" else _copied(value) for k, value in entry.items()}
+
+
+def _growing(entry: State, seen: int) -> State:
+    """The reverse of :func:`_static`."""
+
+    def take(full: Tensor) -> Tensor:
+        size = full.shape[1]
+        return full[:, torch.arange(max(0, seen - size), seen) % size]
+
+    return {k: map_tensors(value, take) if k == "attn_state" else _copied(value) for k, value in entry.items()}

@@ -237,10 +237,7 @@ def test_compiled_forward_is_the_forward(entry: Any):
         assert_close("logits", model(x, use_cache=False).logits, compiled(x, use_cache=False).logits, 1e-5)
 
 
-MOVING = {"retnet", "samba", "transformer"}  # rotary positions, or attention
-
-
-@pytest.mark.parametrize("entry", [e for e in FAMILIES if e.model_type not in MOVING], ids=lambda e: e.model_type)
+@every_family
 @pytest.mark.parametrize(
     ("device", "dtype", "limit"),
     [
@@ -267,14 +264,19 @@ def test_steps_in_place_give_what_the_model_gives(entry: Any, device: str, dtype
         assert_close("after", ref, last, limit)
 
 
-def test_models_that_cannot_decode_in_place_are_named():
+def test_what_cannot_be_decoded_in_place_is_named():
     of, x = {entry.model_type: entry for entry in FAMILIES}, tokens()
-    for model, match in (
-        (make(of["retnet"]).eval(), "MultiScaleRetention"),
-        (make(of["gla"], attn={"layers": [1], "num_heads": 2}).eval(), "softmax attention"),
-        (make(of["gla"]), "evaluation"),
-    ):
-        with pytest.raises(ValueError, match=match):
-            StaticDecode(model, model(x, use_cache=True).past_key_values)
+    model = make(of["transformer"]).eval()
+    cache = model(x, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="evaluation"):
+        StaticDecode(make(of["gla"]), cache)
     with pytest.raises(ValueError, match="empty"):
-        StaticDecode(make(of["gla"]).eval(), Cache())
+        StaticDecode(model, Cache())
+    with pytest.raises(ValueError, match="max_length"):
+        StaticDecode(model, cache, max_length=12)
+    with pytest.raises(ValueError, match="attention_mask"):
+        StaticDecode(model, cache, attention_mask=torch.ones(2, 5))
+    decode = StaticDecode(model, cache, max_length=13)
+    decode.step(x[:, 0])
+    with pytest.raises(ValueError, match="max_length"):
+        decode.step(x[:, 0])

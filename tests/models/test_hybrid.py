@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from fla.layers.attn import Attention
 from fla.models._index import FAMILIES
+from fla.models.static_decode import StaticDecode
 from fla.models.utils import Cache
 from fla.utils import assert_close
 
@@ -230,6 +231,33 @@ def test_checkpointing_changes_no_gradient(entry: Any):
         model(x, labels=x).loss.backward()
     for (name, a), b in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
         assert_close(name, a.grad, b.grad, 1e-6)
+
+
+# The window of 6 goes round more than once.
+@every_family
+@pytest.mark.parametrize(
+    ("device", "dtype", "limit"),
+    [
+        pytest.param("cpu", torch.float32, 1e-5, id="cpu"),
+        pytest.param("cuda", torch.bfloat16, 2e-2, id="graph", marks=pytest.mark.gpu),
+    ],
+)
+def test_steps_in_place_give_what_the_model_gives(entry: Any, device: str, dtype: torch.dtype, limit: float):
+    sizes = {"hidden_size": 256, "head_dim": 64, "num_heads": 4} if device == "cuda" else {}
+    fields = importlib.import_module(f"fla.models.{entry.package}").FAMILY.fields
+    model = make(entry, MIXED, **{n: size for n, size in sizes.items() if n in fields}).eval().to(device, dtype)
+    x, mask = (t.to(device) for t in padded(3, 24, (0, 2, 5)))
+    with torch.no_grad():
+        plain = model(x[:, :9], attention_mask=mask[:, :9], use_cache=True).past_key_values
+        decode = StaticDecode(model, plain, attention_mask=mask[:, :9], max_length=23)
+        assert (decode.graph is not None) == (device == "cuda")
+        for t in range(9, 23):
+            step = {"attention_mask": mask[:, : t + 1], "use_cache": True}
+            ref = model(x[:, t : t + 1], past_key_values=plain, **step).logits[:, -1]
+            assert_close(f"step {t}", ref, decode.step(x[:, t]), limit)
+        back, step = decode.cache(), {"attention_mask": mask, "use_cache": True}
+        ref, last = (model(x[:, 23:], past_key_values=c, **step).logits for c in (plain, back))
+        assert_close("after", ref, last, limit)
 
 
 @pytest.mark.parametrize("attn", [FULL, WINDOWED], ids=["full", "windowed"])
