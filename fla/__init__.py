@@ -14,6 +14,8 @@ from typing import Any
 __path__ = extend_path(__path__, __name__)
 __version__ = "1.0.0.dev0"
 
+from fla._later import install as _say_what_is_missing
+from fla._later import missing
 from fla.layers import __all__ as _layers
 from fla.models import __all__ as _models
 from fla.models._auto import install as _install
@@ -27,6 +29,7 @@ _PACKAGES = frozenset({"backends", "cli", "layers", "models", "modules", "ops", 
 __all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 
 _install()
+_say_what_is_missing()
 
 
 def __getattr__(name: str) -> Any:
@@ -36,7 +39,7 @@ def __getattr__(name: str) -> Any:
         return value
     if name in _PACKAGES:
         return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(missing(__name__, name))
 
 
 def __dir__() -> list[str]:
