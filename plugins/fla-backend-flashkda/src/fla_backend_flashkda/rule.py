@@ -28,11 +28,16 @@ class Point:
 CARD = "H200"
 WITH = "torch 2.11, triton 3.6"
 CORE = "1.0.0.dev0"
-#: Inference, everything in the kernel, no states; kernels of core as its check_kda.py times them.
+#: Inference, everything in the kernel, no states; both in one run of ``benchmarks/overhead.py``, cold L2.
 TABLE: tuple[Point, ...] = (
-    Point(length=8192, chains=96, flash_ms=1.45, core_ms=1.312),
-    Point(length=2048, chains=64, flash_ms=0.333, core_ms=0.410),
-    Point(length=32768, chains=16, flash_ms=3.62, core_ms=1.034),
+    Point(length=8192, chains=96, flash_ms=1.456, core_ms=1.021),
+    Point(length=2048, chains=64, flash_ms=0.330, core_ms=0.203),
+    Point(length=32768, chains=16, flash_ms=3.65, core_ms=0.883),
+    Point(length=4096, chains=4, flash_ms=0.421, core_ms=0.145),
+    Point(length=512, chains=256, flash_ms=0.219, core_ms=0.190),
+    Point(length=128, chains=512, flash_ms=0.121, core_ms=0.108),
+    Point(length=512, chains=8, flash_ms=0.0685, core_ms=0.0376),
+    Point(length=64, chains=2, flash_ms=0.0205, core_ms=0.0236),
 )
 
 
