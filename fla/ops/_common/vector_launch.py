@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -31,11 +32,12 @@ TORCH_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.floa
 
 
 class NamedLauncher(Launcher):
-    """A launcher that takes constexprs in any order."""
+    """A launcher that takes constexprs in any order, and more than there are."""
 
     def fix(self, meta: dict[str, Any], options: dict[str, Any]) -> Fixed:
-        # The interpreter's functions have no parameters to look at.
-        return super().fix({name: meta[name] for name in self.names} or meta, options)
+        # The interpreter's functions do not say which parameters are constexprs.
+        names = self.names or [name for name in inspect.signature(self.fn.fn).parameters if name in meta]
+        return super().fix({name: meta[name] for name in names}, options)
 
 
 def rows_of(x: Tensor, block: tuple[int, int], tma: bool) -> Any:

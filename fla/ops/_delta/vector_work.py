@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,12 +13,12 @@ import triton
 from torch import Tensor
 
 from fla.ops._common.device_index import ChunkTable, chunk_table
-from fla.ops._common.policy import Chip, chip_of, has_descriptors
+from fla.ops._common.launch import Fixed, Launcher
+from fla.ops._common.policy import Chip, Launch, chip_of, has_descriptors
 from fla.ops._delta.vector_launch import (
     ONES_TYPES,
     TL_TYPES,
     TORCH_TYPES,
-    aligned,
     matrix_of,
     one_matrices,
     rows_of,
@@ -57,6 +59,69 @@ class VectorCall:
     keep: bool = False
 
 
+@dataclass
+class Setup:
+    """What calls of the same sizes, types and flags have in common."""
+
+    plan: VectorPlan
+    ragged: bool
+    gtma: bool
+    btma: bool
+    erase: bool  # a strength per key channel multiplies the read key alone; the value's has been multiplied in
+    raw: bool  # bf16 decays are summed as they are, without rounding
+    common: dict[str, Any]
+    dims: dict[str, Any]
+    gates: dict[str, Any]
+    launches: dict[Any, Fixed] = field(default_factory=dict)
+
+
+@functools.lru_cache(maxsize=256)
+def _setup(
+    call: VectorCall, q: tuple[int, ...], v: tuple[int, ...], dtypes: tuple[torch.dtype, ...], erase: bool, rate: bool,
+    bias: bool, chip: Chip, sequences: int, varlen: bool, aligned: bool, g_aligned: bool, beta_aligned: bool,
+) -> Setup:  # fmt: skip
+    dtype, g, beta = dtypes
+    T, K, H, V = q[1], q[3], v[2], v[3]
+    p = plan(
+        chip,
+        str(dtype).removeprefix("torch."),
+        K,
+        V,
+        sequences=sequences,
+        heads=H,
+        length=T,
+        exact=call.exact,
+        normed=call.norm,
+        varlen=varlen,
+        # Descriptors address every head's tile: bases and heads on 16 bytes.
+        aligned=aligned and K * dtype.itemsize % 16 == 0 and V * dtype.itemsize % 16 == 0 and has_descriptors(),
+    )
+    ragged = varlen or T % 64 != 0
+    gtma = p.tma and g.itemsize == 2 and g_aligned and K * 2 % 16 == 0
+    btma = erase and p.tma and beta.itemsize == 2 and beta_aligned and K * 2 % 16 == 0
+    return Setup(
+        plan=p,
+        ragged=ragged,
+        gtma=gtma,
+        btma=btma,
+        erase=erase,
+        raw=call.gate == 0 and g == torch.bfloat16 and p.gscore == "bf16",
+        common={"DT": TL_TYPES[dtype], "PREC": p.prec, "VARLEN": varlen, "ROWS": ragged, "TMA": p.tma},
+        dims={"K": K, "KP": p.kp, "V": V, "VP": p.vp},
+        gates={
+            "GATE": call.gate,
+            "RATE": call.gate > 0 and rate,
+            "BIAS": call.gate > 0 and bias,
+            "BETA": call.beta,
+            "NORM": call.norm,
+            "EXACT": call.exact,
+            "GTMA": gtma,
+            "ERASE": erase,
+            "BTMA": btma,
+        },
+    )
+
+
 class Work:
     """Buffers and launches of one call. Buffers are indexed by tile = 64-token chunk * heads + head."""
 
@@ -80,48 +145,26 @@ class Work:
         self.chip: Chip = chip_of(q.device)
         self.table = chunk_table(self.B, self.T, 64, cu_seqlens) if table is None else table
         self.N = self.table.sequences
-        self.plan: VectorPlan = plan(
-            self.chip,
-            str(q.dtype).removeprefix("torch."),
-            self.K,
-            self.V,
-            sequences=self.N,
-            heads=self.H,
-            length=self.T,
-            exact=call.exact,
-            normed=call.norm,
-            varlen=self.table.varlen,
-            aligned=aligned(q, k, v) and has_descriptors(),
-        )
+        self.setup = s = _setup(
+            call, q.shape, v.shape, (q.dtype, g.dtype, beta.dtype), beta.dim() == 4, a_log is not None,
+            dt_bias is not None, self.chip, self.N, self.table.varlen,
+            (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15 == 0, g.data_ptr() & 15 == 0, beta.data_ptr() & 15 == 0,
+        )  # fmt: skip
+        self.plan, self.ragged, self.raw, self.erase = s.plan, s.ragged, s.raw, s.erase
+        self.gtma, self.btma = s.gtma, s.btma
         self.tiles_n = max(self.table.chunks, 1) * self.H
-        self.ragged = self.table.varlen or self.T % 64 != 0
-        p = self.plan
-        self.gtma = p.tma and g.element_size() == 2 and aligned(g)
-        # A strength per key channel multiplies the read key alone; the value's has been multiplied in.
-        self.erase = beta.dim() == 4
-        self.btma = self.erase and p.tma and beta.element_size() == 2 and aligned(beta)
-        # bf16 decays are summed as they are, without rounding
-        self.raw = call.gate == 0 and g.dtype == torch.bfloat16 and p.gscore == "bf16"
         self.index = (self.table.cu, self.table.offsets)
-        self.common = {
-            "DT": TL_TYPES[q.dtype],
-            "PREC": p.prec,
-            "VARLEN": self.table.varlen,
-            "ROWS": self.ragged,
-            "TMA": p.tma,
-        }
-        self.dims = {"K": self.K, "KP": p.kp, "V": self.V, "VP": p.vp}
-        self.gates = {
-            "GATE": call.gate,
-            "RATE": call.gate > 0 and a_log is not None,
-            "BIAS": call.gate > 0 and dt_bias is not None,
-            "BETA": call.beta,
-            "NORM": call.norm,
-            "EXACT": call.exact,
-            "GTMA": self.gtma,
-            "ERASE": self.erase,
-            "BTMA": self.btma,
-        }
+
+    def fixed(
+        self, launcher: Launcher, launch: Launch, key: tuple[Any, ...], meta: Callable[[], dict[str, Any]]
+    ) -> Fixed:
+        """A launcher of this call; ``meta`` says what ``key`` stands for."""
+        found = self.setup.launches.get((launcher, key))
+        if found is None:
+            s = self.setup
+            found = launcher.fix({**s.dims, **s.gates, **s.common, **meta()}, launch.options(self.chip))
+            s.launches[launcher, key] = found
+        return found
 
     def new(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.empty(shape, dtype=dtype or self.q.dtype, device=self.q.device)
@@ -151,7 +194,21 @@ class Work:
         if self.table.chunks == 0:
             return
         gprec = "raw" if self.raw else p.gprec
-        run_prep(
+        run = self.fixed(
+            run_prep,
+            p.prep,
+            (train,),
+            lambda: {
+                "K": self.K,
+                "KP": p.kp,
+                "KB": p.kb,
+                "TRAIN": train,
+                "GPREC": gprec,
+                "SD": TL_TYPES[p.score],
+                "IPREC": p.iprec,
+            },
+        )
+        run(
             self.H * self.table.chunks,
             (
                 self.decay,
@@ -173,19 +230,7 @@ class Work:
                 self.call.scale,
                 self.call.lower,
             ),
-            {
-                "K": self.K,
-                "KP": p.kp,
-                "KB": p.kb,
-                "TRAIN": train,
-                "GPREC": gprec,
-                "SD": TL_TYPES[p.score],
-                "IPREC": p.iprec,
-                **self.gates,
-                **self.common,
-            },
-            p.prep.options(self.chip),
-            given=(self.q, self.g, self.beta, self.a_log, self.dt_bias),
+            (self.q, self.g, self.beta, self.a_log, self.dt_bias),
         )
 
     def _scan(
@@ -203,7 +248,24 @@ class Work:
         p = self.plan
         bv = p.bv_map if split == 2 else p.bv
         blocks = (p.vp + p.kp if split == 2 else p.vp) // bv
-        run_scan(
+        run = self.fixed(
+            run_scan,
+            p.scan,
+            (bv, self.nm, o is None, save, news is None, h0 is None, ht is None, split),
+            lambda: {
+                "BV": bv,
+                "NM": self.nm,
+                "OUT": o is not None,
+                "SAVE": save,
+                "NEWS": news is not None,
+                "INIT": h0 is not None,
+                "FINAL": ht is not None,
+                "SPLIT": split,
+                "VFIRST": self.call.v_first,
+                "STAGES": p.scan.stages,
+            },
+        )
+        run(
             blocks * self.H * self.N * (p.segments if split else 1),
             (
                 self.decay,
@@ -222,22 +284,7 @@ class Work:
                 steps,
                 p.segments,
             ),
-            {
-                "BV": bv,
-                "NM": self.nm,
-                "OUT": o is not None,
-                "SAVE": save,
-                "NEWS": news is not None,
-                "INIT": h0 is not None,
-                "FINAL": ht is not None,
-                "SPLIT": split,
-                "VFIRST": self.call.v_first,
-                "STAGES": p.scan.stages,
-                **self.dims,
-                **self.common,
-            },
-            p.scan.options(self.chip),
-            given=(self.v, h0, self.table.cu),
+            (self.v, h0, self.table.cu),
         )
 
     def scan(
@@ -265,7 +312,13 @@ class Work:
             maps = self.new(self.N * p.segments * self.H, p.vp + p.kp, p.kp, dtype=torch.float32)
             entries = self.new(self.N * p.segments * self.H, p.vp, p.kp, dtype=torch.float32)
             self._scan(o=None, states=None, save=0, news=None, h0=None, ht=maps, split=2, steps=steps)
-            run_merge(
+            run = self.fixed(
+                run_merge,
+                p.merge,
+                (h0 is None,),
+                lambda: {"BV": 16, "INIT": h0 is not None, "VFIRST": self.call.v_first, "PREC": p.prec},
+            )
+            run(
                 p.vp // 16 * self.H * self.N,
                 (
                     maps,
@@ -274,9 +327,7 @@ class Work:
                     self.H,
                     p.segments,
                 ),
-                {"BV": 16, "INIT": h0 is not None, "VFIRST": self.call.v_first, "PREC": p.prec, **self.dims},
-                p.merge.options(self.chip),
-                given=(h0,),
+                (h0,),
             )
         self._scan(h0=entries, split=1, steps=steps, **kw)
         return entries
@@ -298,7 +349,19 @@ class Work:
         exits = self.new(n * 2 * p.vp, p.kp)
         ys = self.new(n * p.vp, 64)
         if self.N > 0:
-            run_scan_bwd(
+            run = self.fixed(
+                run_scan_bwd,
+                p.scan_bwd,
+                (dht is None, dh0 is None),
+                lambda: {
+                    "BV": p.bv_bwd,
+                    "INIT": dh0 is not None,
+                    "FINAL": dht is not None,
+                    "VFIRST": self.call.v_first,
+                    "STAGES": p.scan_bwd.stages,
+                },
+            )
+            run(
                 p.vp // p.bv_bwd * self.H * self.N,
                 (
                     self.decay,
@@ -315,17 +378,7 @@ class Work:
                     self.table.per_sequence,
                     self.H,
                 ),
-                {
-                    "BV": p.bv_bwd,
-                    "INIT": dh0 is not None,
-                    "FINAL": dht is not None,
-                    "VFIRST": self.call.v_first,
-                    "STAGES": p.scan_bwd.stages,
-                    **self.dims,
-                    **self.common,
-                },
-                p.scan_bwd.options(self.chip),
-                given=(do, dht, dh0, self.table.cu),
+                (do, dht, dh0, self.table.cu),
             )
         return dv, ys, exits
 
@@ -347,15 +400,33 @@ class Work:
             db = self.like(self.beta)
         else:
             db = make(groups, B * T, H, dtype=torch.float32, device=self.q.device)
-        da = self.new(groups * chunks, H, dtype=torch.float32) if self.gates["RATE"] else None
-        dbias = self.new(chunks, H, K, dtype=torch.float32) if self.gates["BIAS"] else None
+        da = self.new(groups * chunks, H, dtype=torch.float32) if self.setup.gates["RATE"] else None
+        dbias = self.new(chunks, H, K, dtype=torch.float32) if self.setup.gates["BIAS"] else None
         tma = p.grad_tma
         same = dg.dtype == dq.dtype
         otma = p.tma and not self.ragged and group == 1 and K % p.gkb == 0
         if chunks > 0:
             scores = self.new(self.tiles_n * 128, 32, dtype=TORCH_TYPES[p.gscore])
             vecs = self.new(self.tiles_n * 2, 5, 32, dtype=torch.float32)
-            run_scores(
+            run = self.fixed(
+                run_scores,
+                p.scores,
+                (),
+                lambda: {
+                    "V": self.V,
+                    "VP": p.vp,
+                    "VB": p.vb,
+                    "BETA": self.call.beta,
+                    "NORM": self.call.norm,
+                    "SD": TL_TYPES[p.gscore],
+                    "PREC": p.prec,
+                    "VARLEN": self.table.varlen,
+                    "ROWS": self.ragged,
+                    "TMA": tma,
+                    "ERASE": self.erase,
+                },
+            )
+            run(
                 H * chunks,
                 (
                     self.beta,
@@ -372,23 +443,26 @@ class Work:
                     self.table.per_sequence,
                     H,
                 ),
-                {
-                    "V": self.V,
-                    "VP": p.vp,
-                    "VB": p.vb,
-                    "BETA": self.call.beta,
-                    "NORM": self.call.norm,
-                    "SD": TL_TYPES[p.gscore],
-                    "PREC": p.prec,
-                    "VARLEN": self.table.varlen,
-                    "ROWS": self.ragged,
-                    "TMA": tma,
-                    "ERASE": self.erase,
-                },
-                p.scores.options(self.chip),
-                given=(self.v, self.beta, do),
+                (self.v, self.beta, do),
             )
-            run_grad(
+            run = self.fixed(
+                run_grad,
+                p.grad,
+                (otma, same),
+                lambda: {
+                    "KB": p.gkb,
+                    "VB": p.vb,
+                    "GPREC": p.prec,
+                    "SD": TL_TYPES[p.gscore],
+                    "OTMA": otma,
+                    "DGTMA": otma and same,
+                    "RAW": self.raw,
+                    "TMA": tma,
+                    "GTMA": tma and self.gtma,
+                    "BTMA": tma and self.btma,
+                },
+            )
+            run(
                 groups * H * chunks,
                 (
                     self.decay,
@@ -422,23 +496,7 @@ class Work:
                     self.call.scale,
                     self.call.lower,
                 ),
-                {
-                    "KB": p.gkb,
-                    "VB": p.vb,
-                    "GPREC": p.prec,
-                    "SD": TL_TYPES[p.gscore],
-                    "OTMA": otma,
-                    "DGTMA": otma and same,
-                    "RAW": self.raw,
-                    **self.dims,
-                    **self.gates,
-                    **self.common,
-                    "TMA": tma,
-                    "GTMA": tma and self.gtma,
-                    "BTMA": tma and self.btma,
-                },
-                p.grad.options(self.chip),
-                given=(self.q, self.g, self.beta, do, self.a_log, self.dt_bias, dq),
+                (self.q, self.g, self.beta, do, self.a_log, self.dt_bias, dq),
             )
         if group > 1:
             dq = dq.view(B, T, self.HK, group, K).sum(3)
