@@ -86,6 +86,11 @@ CASES: dict[str, tuple[dict, dict]] = {
     "comba K16 V32": ({"T": 130, "H": 2, "K": 16, "V": 32, "read": True}, {}),
     "comba split": ({"T": 1000, "H": 2, "read": True, "initial": True}, {"segments": 4}),
     "comba fp32": ({"T": 150, "H": 2, "read": True, "dtype": F32}, {}),
+    "comba v:prep168": ({"T": 256, "H": 4, "read": True}, {**B128, "prep": L(4, 1, 168)}),
+    "comba v:prep": ({"T": 256, "H": 4, "read": True}, {**B128, "prep": L(4, 1)}),
+    "comba v:grad8": ({"T": 256, "H": 4, "read": True}, {**B128, "grad": L(8)}),
+    "comba v:s2": ({"T": 256, "H": 4, "read": True}, {**B128, **scans(L(8, 2))}),
+    "comba v:64s2": ({"T": 256, "H": 4, "read": True}, {**B64, **scans(L(4, 2))}),
     "read key, after decay": ({"T": 200, "H": 2, "read": True, "before": False}, {}),
     "T1": ({"T": 1, "B": 2, "H": 2}, {}),
     "T63 B2": ({"T": 63, "B": 2, "H": 2}, {}),
@@ -252,28 +257,38 @@ VARIANTS: dict[str, list[tuple[str, dict]]] = {
 }
 
 
-def kernels(shape: str, dtype=BF, variants: bool = True, kinds: str = "AFRDP") -> None:
+READ_VARIANTS: dict[str, list[tuple[str, dict]]] = {
+    "A": [("168", {"prep": L(4, 1, 168)}), ("-", {"prep": L(4, 1)})],
+    "F": [("64w4s2", {**B64, "forward": L(4, 2)})],
+    "R": [("128w8s2", {**B128, "recompute": L(8, 2)}), ("64w4s2", {**B64, "recompute": L(4, 2)})],
+    "D": [("64w4s2", {**B64, "reverse": L(4, 2)})],
+    "P": [("8", {"grad": L(8)})],
+}
+
+
+def kernels(shape: str, dtype=BF, variants: bool = True, kinds: str = "AFRDP", read: bool = False) -> None:
     B, T, H, D = SHAPES[shape]
-    x = make_inputs(B, T, H, None, D, dtype=dtype, device="cuda")
+    x = make_inputs(B, T, H, None, D, dtype=dtype, device="cuda", read=read)
+    p = x.get("p")
     q, k, v, g, b = (x[n] for n in ("q", "k", "v", "g", "beta"))
     do = torch.randn_like(v)
-    base = scalar_plan(chip_of(q.device), dtype, D, D, B * H, True)
-    call = ScalarCall.make(k, v, D**-0.5, True, 0.0, False, None, plan=base, segments=1)
-    Tm, A, sc = scalar.prepare(call, q, k, v, g, b, None, None, True)
-    _, _, S, U = scalar.scan(call, q, k, v, Tm, A, sc, None, None, False, False, True)
-    dv, X = scalar.reverse(call, q, k, do, Tm, A, sc, None, None)
+    base = scalar_plan(chip_of(q.device), dtype, D, D, B * H, True, read)
+    call = ScalarCall.make(k, v, D**-0.5, True, 0.0, False, None, plan=base, segments=1, read=read, before=read)
+    Tm, A, sc = scalar.prepare(call, q, k, v, g, b, None, None, True, p)
+    _, _, S, U = scalar.scan(call, q, k, v, Tm, A, sc, None, None, False, False, True, p)
+    dv, X = scalar.reverse(call, q, k, do, Tm, A, sc, None, None, p)
     run = {
-        "A": lambda c: scalar.prepare(c, q, k, v, g, b, None, None, True),
-        "F": lambda c: scalar.scan(c, q, k, v, Tm, A, sc, None, None, True, False, False),
-        "R": lambda c: scalar.scan(c, q, k, v, Tm, A, sc, None, None, False, False, True),
-        "D": lambda c: scalar.reverse(c, q, k, do, Tm, A, sc, None, None),
-        "P": lambda c: scalar.gradients(c, q, k, v, g, b, None, None, do, dv, S, U, X, sc),
+        "A": lambda c: scalar.prepare(c, q, k, v, g, b, None, None, True, p),
+        "F": lambda c: scalar.scan(c, q, k, v, Tm, A, sc, None, None, True, False, False, p),
+        "R": lambda c: scalar.scan(c, q, k, v, Tm, A, sc, None, None, False, False, True, p),
+        "D": lambda c: scalar.reverse(c, q, k, do, Tm, A, sc, None, None, p),
+        "P": lambda c: scalar.gradients(c, q, k, v, g, b, None, None, do, dv, S, U, X, sc, p),
     }
     for kind, fn in run.items():
         if kind not in kinds:
             continue
         row = []
-        for name, change in [("plan", {})] + (VARIANTS[kind] if variants else []):
+        for name, change in [("plan", {})] + ((READ_VARIANTS if read else VARIANTS)[kind] if variants else []):
             c = dataclasses.replace(call, plan=dataclasses.replace(base, **change))
             try:
                 row.append(f"{name} {median_ms(lambda: fn(c)):.3f}")
@@ -430,8 +445,10 @@ def main() -> None:
 
         decode_main()
     if "kernels" in what:
-        kernels("L")
-        kernels("M")
+        if "comba" not in what:
+            kernels("L")
+            kernels("M")
+        kernels("L", read=True)
     if "time" in what:
         for n, run in TIMES.items():
             if not begin or n.startswith(begin):

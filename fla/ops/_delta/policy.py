@@ -88,9 +88,13 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool, norm
         # Descriptor loads that nothing pipelines have gone wrong before (findings/gdn-forward, lesson 8).
         descriptors = False
     scan = Launch(8 if block_v > 64 or bk > 128 else 4, stages)
+    # The recomputing scan has no q and no A, so with a read key it may run one step further ahead.
+    again = scan
+    if read and stages == 2 and 3 * 2 * 64 * (2 * bk + block_v + 64) + 2 * block_v * (bk + 64) <= chip.smem:
+        again = Launch(scan.warps, 3)
     return ScalarPlan(
         chunk=64, descriptors=descriptors, dot=chip.wide, inverse=inverse, block_k=bk, block_v=block_v,
-        prep_k=bk, grad_k=min(bk, 128), grad_v=min(bv, 128), prep=Launch(4, 1, 128), forward=scan, recompute=scan,
+        prep_k=bk, grad_k=min(bk, 128), grad_v=min(bv, 128), prep=Launch(4, 1, 128), forward=scan, recompute=again,
         reverse=scan, grad=Launch(4), chip=chip,
     )  # fmt: skip
 

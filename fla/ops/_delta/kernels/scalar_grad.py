@@ -33,6 +33,20 @@ def _dot_all(a, b):
 
 
 @triton.jit
+def _read_side(
+    S, St, Sd, dr, drt, Fb, kt, sp, tile, row, n, h, k0, HV, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, C: tl.constexpr, DESC: tl.constexpr, D1: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """R, the gradient of the read key. ``S`` and ``drt``: the first blocks of V."""
+    NV: tl.constexpr = (V + BV - 1) // BV
+    R = tl.dot(drt, S, input_precision=DOT)
+    for j in tl.range(1, NV, num_stages=1):
+        Sj = load_tile(St, Sd, tile, j * BV, k0, V, K, BV, BK, DESC)
+        R = tl.dot(load_rows(dr, dr, row, n, h, HV, j * BV, V, BV, C, D1), Sj, R, input_precision=DOT)
+    return tl.dot(Fb, kt, R * -tl.load(sp + SC_CK * C)[:, None], input_precision=DOT)
+
+
+@triton.jit
 def _chunk_grad(
     q, k, p, do, dr, qd, kd, pd, Ut, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dp, dpd, dg, db, dy,
     part, row, n, tile, h, hk, kb0, H, HV, rows, unscale, beta_inv,
@@ -82,6 +96,19 @@ def _chunk_grad(
     Eb = (E * tl.where(eye, (rk * bt)[None, :], dec) * rq[:, None]).to(dt)
     # S and X meet in registers where they are loaded, before any accumulator lives.
     S = load_tile(St, Sd, tile, 0, k0, V, K, BV, BK, DESC)
+    if READ:
+        # dp is finished before dk begins: both at once do not fit in registers.
+        kt = load_rows(k, kd, row, n, hk, H, k0, K, BK, C, DESC)
+        R = _read_side(S, St, Sd, dr, drt, Fb, kt, sp, tile, row, n, h, k0, HV, K, V, BK, BV, C, DESC, D1, DOT)
+        pt = load_rows(p, pd, row, n, hk, H, k0, K, BK, C, DESC)
+        pf = pt.to(tl.float32)
+        aR = tl.sum(R * pf, 1)
+        fp = rp * rp * aR
+        if NORM and PROJECT:
+            R = R - pf * fp[:, None]
+        store_rows(dp, dpd, R.to(dp.dtype.element_ty), row, n, h, HV, k0, K, BK, C, DESC)
+        # Loaded again, not kept: two programs have to fit in shared memory.
+        ut = load_tile(Ut, Ut, tile, 0, 0, V, C, BV, C, D1)
     X = load_tile(Xt, Xd, tile, 0, k0, V, K, BV, BK, DESC)
     if DECAY >= 1:
         ss = _dot_all(S, X)
@@ -93,38 +120,32 @@ def _chunk_grad(
             ss += _dot_all(Sj, Xj)
         uj = load_tile(Ut, Ut, tile, j * BV, 0, V, C, BV, C, D1)
         W = tl.dot(tl.trans(uj), Xj, W, input_precision=DOT)
-    kt = load_rows(k, kd, row, n, hk, H, k0, K, BK, C, DESC)
+    if not READ:
+        kt = load_rows(k, kd, row, n, hk, H, k0, K, BK, C, DESC)
     qt = load_rows(q, qd, row, n, hk, H, k0, K, BK, C, DESC)
     kf = kt.to(tl.float32)
     W = W * (rk * bt * tl.exp2(GL - G))[:, None]
     if DECAY >= 1:
         last = tl.sum(tl.sum(W * kf, 1), 0) + tl.exp2(GL) * ss
-    pt = kt
-    pf = kf
     if READ:
         pt = load_rows(p, pd, row, n, hk, H, k0, K, BK, C, DESC)
-        pf = pt.to(tl.float32)
+    else:
+        pt = kt
     W = tl.dot(tl.trans(Fb), pt, W, input_precision=DOT)
     W = tl.dot(tl.trans(Eb), qt, W, input_precision=DOT)
     aW = tl.sum(W * kf, 1)
-    R = tl.dot(drt, S, input_precision=DOT)
-    for j in tl.range(1, NV, num_stages=1):
-        Sj = load_tile(St, Sd, tile, j * BV, k0, V, K, BV, BK, DESC)
-        R = tl.dot(load_rows(dr, dr, row, n, h, HV, j * BV, V, BV, C, D1), Sj, R, input_precision=DOT)
-    R = tl.dot(Fb, kt, R * -tl.load(sp + SC_CK * C)[:, None], input_precision=DOT)
-    aR = tl.sum(R * pf, 1)
     if READ:
         fk = rk * rk * aW
-        fp = rp * rp * aR
-        if NORM and PROJECT:
-            R = R - pf * fp[:, None]
-        store_rows(dp, dpd, R.to(dp.dtype.element_ty), row, n, h, HV, k0, K, BK, C, DESC)
     else:
+        R = _read_side(S, St, Sd, dr, drt, Fb, kt, sp, tile, row, n, h, k0, HV, K, V, BK, BV, C, DESC, D1, DOT)
+        aR = tl.sum(R * kf, 1)
         W += R
         fk = rk * rk * (aR + aW)
     if NORM and PROJECT:
         W = W - kf * fk[:, None]
     store_rows(dk, dkd, W.to(dk.dtype.element_ty), row, n, h, HV, k0, K, BK, C, DESC)
+    if READ:
+        dot = load_rows(do, do, row, n, h, HV, 0, V, BV, C, D1)
     Q = tl.dot(dot, S, input_precision=DOT)
     for j in tl.range(1, NV, num_stages=1):
         Sj = load_tile(St, Sd, tile, j * BV, k0, V, K, BV, BK, DESC)
