@@ -3,7 +3,7 @@
 
 `conv.py check [PART OF PARTS]`: every case against float64, forward and all gradients, three times over, bit for bit.
 `conv.py time`: whole calls of `fla.modules` (of whichever `fla` is on the path) beside the traffic floor.
-`conv.py variants`: the kernels by launch.
+`conv.py variants`: the kernels by launch. `conv.py cold`: first calls, for an empty TRITON_CACHE_DIR.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ def reference(x: Tensor, weight: Tensor, bias: Any, residual: Any, state: Any, s
 
 def ratio(ref: Tensor, got: Tensor) -> float:
     ref, got = ref.double(), got.double()
+    ref, got = ref.detach(), got.detach()
     return float((ref - got).square().mean().sqrt() / (ref.square().mean().sqrt() + 1e-8)) if ref.numel() else 0.0
 
 
@@ -191,6 +192,12 @@ def whole() -> None:
     """Calls as users make them; the case of the modules table first."""
     from fla.modules import ShortConvolution
 
+    x = torch.randn(4, 2048, 4096, device="cuda").to(BF).requires_grad_()
+    dy = torch.randn_like(x)
+    norm = torch.nn.RMSNorm(4096, device="cuda", dtype=BF)
+    for name, fn in (("silu", F.silu), ("RMSNorm", norm)):
+        t = median_ms(lambda fn=fn: fn(x).backward(dy))
+        print(f"torch's {name}, fwd+bwd for comparison: {t:.4f}", flush=True)
     for B, T, D in ((4, 2048, 4096), (1, 8192, 2048), (1, 32768, 4096)):
         t = time.time()
         conv = ShortConvolution(D, 4, activation="silu").to("cuda", BF)
@@ -224,23 +231,36 @@ def variants() -> None:
     dy, w = torch.randn_like(x), torch.randn(D, 4, device="cuda").to(BF)
     base = launch.Call.make(x, 4, None)
     print("plan", base.plan, flush=True)
-    for channels, block, warps in ((4, 512, 4), (4, 256, 2), (4, 1024, 8), (8, 1024, 4), (8, 512, 2), (2, 256, 4)):
-        for rows in (32, 64, 128):
-            plan = dataclasses.replace(base.plan, rows=rows, block=block, warps=warps)
+    for block, warps, ahead in ((512, 4, False), (512, 4, True), (256, 2, True), (1024, 8, True), (256, 4, True)):
+        for rows in (32, 64, 128, 256):
+            plan = dataclasses.replace(base.plan, rows=rows, block=block, warps=warps, ahead=ahead)
             call = launch.Call.make(x, 4, None, plan)
             try:
                 f = median_ms(lambda c=call: launch.conv_fwd(c, x, w, None, None, None, True), 15, 400_000)
                 b = median_ms(
                     lambda c=call: launch.conv_bwd(c, x, w, None, None, dy, None, True, True, True), 15, 400_000
                 )
-                n = median_ms(
-                    lambda c=call: launch.conv_bwd(c, x, w, None, None, dy, None, True, True, False), 15, 400_000
-                )
-                print(
-                    f"{channels} channels {block} w{warps} rows {rows}: fwd {f:.4f} bwd {b:.4f} dx {n:.4f}", flush=True
-                )
+                print(f"{block} w{warps} ahead {ahead:d} rows {rows}: fwd {f:.4f} bwd {b:.4f}", flush=True)
             except Exception as e:
-                print(channels, block, warps, rows, repr(e)[:100], flush=True)
+                print(block, warps, rows, repr(e)[:100], flush=True)
+
+
+def cold() -> None:
+    """The first call with an empty cache: set TRITON_CACHE_DIR to a new folder."""
+    from fla.modules import ShortConvolution
+
+    torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")
+    torch.cuda.synchronize()
+    conv = ShortConvolution(2048, 4).to("cuda", BF)
+    for what in ("first", "second"):
+        x = torch.randn(1, 4096 if what == "first" else 1024, 2048, device="cuda").to(BF).requires_grad_()
+        t0 = time.time()
+        y = conv(x)[0]
+        torch.cuda.synchronize()
+        t1 = time.time()
+        y.sum().backward()
+        torch.cuda.synchronize()
+        print(f"conv, {what} length: forward {t1 - t0:.2f} s, backward {time.time() - t1:.2f} s", flush=True)
 
 
 def main() -> None:
@@ -254,6 +274,8 @@ def main() -> None:
         whole()
     if "variants" in what:
         variants()
+    if "cold" in what:
+        cold()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ class RowPlan:
 
 
 def row_plan(V: int, itemsize: int, warps: int = 8, R: int = 4) -> RowPlan:
-    """Plan for rows of ``V`` classes."""
+    """Plan for rows of ``V`` classes, cut down to what so many need."""
     each = max(1, 16 // itemsize)
     while warps > 1 and warps * 32 * each > V:
         warps //= 2
@@ -37,13 +38,6 @@ def row_plan(V: int, itemsize: int, warps: int = 8, R: int = 4) -> RowPlan:
     while R > 1 and R * C > 2 * V:
         R //= 2
     return RowPlan(R, C, warps)
-
-
-def _vector(V: int, *strides: int) -> int:
-    for v in (16, 8, 4, 2):
-        if not any(n % v for n in (V, *strides)):
-            return v
-    return 1
 
 
 @dataclass(frozen=True)
@@ -79,8 +73,11 @@ def cross_entropy(
         loss = z_loss = logits
         found = lse
     g = logits if grad is None else grad
-    v = _vector(V, logits.stride(0), g.stride(0))
-    p = plan or row_plan(V, logits.element_size())
+    v = math.gcd(16, V, logits.stride(0), g.stride(0))
+    # A gradient is one pass and wants many programs; a loss adds up, so its tiles are larger; both together are quicker
+    # with fewer rows in the cache at a time.
+    warps, R = (8, 4) if grad is None else (8, 1) if lse is not None else (16, 4)
+    p = plan or row_plan(V, logits.element_size(), warps, R)
     cap = options.logit_softcapping
     args: tuple[Any, ...] = (
         logits, target, loss, z_loss, found, logits if dloss is None else dloss, g, V // v, logits.stride(0) // v,
@@ -101,7 +98,7 @@ def divergence(student: Tensor, teacher: Tensor, scale: float, need_grad: bool, 
     """``KL(teacher || student)`` of rows ``[N]``; ``need_grad`` writes ``scale`` times its gradient over student."""
     N, V = student.shape
     loss = torch.empty(N, dtype=torch.float32, device=student.device)
-    v = _vector(V, student.stride(0), teacher.stride(0))
+    v = math.gcd(16, V, student.stride(0), teacher.stride(0))
     p = plan or row_plan(V, max(student.element_size(), teacher.element_size()), R=2)
     with on_device(student):
         _kl(

@@ -15,15 +15,16 @@ LOGITS = 256 << 20
 """Bytes of logits alive at a time. Half of it costs the products of a large layer 5 to 10 % of their speed."""
 
 
-def token_chunks(N: int, H: int, V: int, num_chunks: int, itemsize: int) -> list[slice]:
-    """Rows of each chunk: in ``num_chunks`` chunks, in more where the logits of one would not fit into `LOGITS` bytes.
+def token_chunks(N: int, H: int, V: int, num_chunks: int, itemsize: int, room: int = 0) -> list[slice]:
+    """Rows of each chunk: in ``num_chunks`` chunks, in more where the logits of one would take over `LOGITS` bytes.
 
-    Not in more than bring a chunk's logits to the size of the inputs, and at least 128 rows in each.
+    Not in more than bring a chunk's logits to the size of the inputs, and at least 128 rows in each. ``room``: bytes
+    that logits may take in any case.
     """
     if N == 0:
         return []
     size = 1 << math.ceil(math.log2(math.ceil(N / max(1, min(num_chunks, math.ceil(V / H))))))
-    while size > 128 and size * V * itemsize > LOGITS:
+    while size > 128 and size * V * itemsize > max(LOGITS, room):
         size //= 2
     return [slice(start, min(start + size, N)) for start in range(0, N, size)]
 

@@ -23,7 +23,7 @@ def forward(
     assert weight is not None
     added = None if residual is None else launch.rows_of(residual)
     y = launch.conv_fwd(call, rows, weight, bias, added, state, activation is not None)
-    return y.view(x.shape), launch.conv_final(call, rows, state) if final else None
+    return y if y.dim() == x.dim() else y.view(x.shape), launch.conv_final(call, rows, state) if final else None
 
 
 def backward(
@@ -32,7 +32,7 @@ def backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Gradients of ``x``, ``weight``, ``bias`` and the initial state, where needed."""
     rows = launch.rows_of(x)
-    call = launch.Call.make(rows, weight.shape[1], cu_seqlens)
+    call = launch.Call.make(rows, weight.shape[1], cu_seqlens, backward=True)
     weight, bias, state = _contiguous(weight), _contiguous(bias), _contiguous(state)
     dfinal = _contiguous(dfinal)
     assert weight is not None
@@ -45,11 +45,13 @@ def backward(
         )  # fmt: skip
     if needs[3] and state is not None:
         dstate = launch.conv_state_grad(call, rows, weight, bias, state, dy, dfinal, silu)
-    return None if dx is None else dx.view(x.shape), dw if needs[1] else None, db if needs[2] else None, dstate
+    if dx is not None and dx.dim() != x.dim():
+        dx = dx.view(x.shape)
+    return dx, dw if needs[1] else None, db if needs[2] else None, dstate
 
 
 def _contiguous(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.contiguous()
+    return x if x is None or x.is_contiguous() else x.contiguous()
 
 
 class _Conv(torch.autograd.Function):

@@ -4,7 +4,7 @@
 
 A thread owns a few channels and walks down the rows of a chunk with its last inputs (backward: and its last
 pre-activation gradients) in registers, so that every row is read once and the activation is evaluated once a row.
-Four rows are loaded before the first is used, to keep enough bytes in flight.
+Four rows are loaded before the first is used, to keep enough bytes in flight; AHEAD loads the next four before these.
 
 Tap ``k0`` multiplies the current input, ``k1`` the one before, and so on. Lags beyond `W` are never computed, not
 multiplied by zero: an infinite input reaches exactly the outputs of its window.
@@ -42,6 +42,15 @@ def _past(x, state, i: tl.constexpr, st, seq, c, cols, mask, D, W: tl.constexpr,
         at = (seq.to(tl.int64) * D + cols) * W + (W - i)
         v += tl.load(state + at, mask=mask & (c == 0), other=0.0).to(tl.float32)
     return v
+
+
+@triton.jit
+def _four(x, r, n, st, cols, mask):
+    q0 = tl.load(x + r * st + cols, mask=mask & (r < n), other=0.0)
+    q1 = tl.load(x + (r + 1) * st + cols, mask=mask & (r + 1 < n), other=0.0)
+    q2 = tl.load(x + (r + 2) * st + cols, mask=mask & (r + 2 < n), other=0.0)
+    q3 = tl.load(x + (r + 3) * st + cols, mask=mask & (r + 3 < n), other=0.0)
+    return q0, q1, q2, q3
 
 
 @triton.jit
@@ -103,7 +112,7 @@ def _out(y, residual, r, n, D, rt, cols, mask, p, SILU: tl.constexpr, HAS_RES: t
 def conv_fwd(
     x, weight, bias, residual, state, y, table, cu, T, NT, C, DV, xb, xt, rb, rt, W: tl.constexpr, VEC: tl.constexpr,
     BD: tl.constexpr, SILU: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RES: tl.constexpr, HAS_STATE: tl.constexpr,
-    VARLEN: tl.constexpr,
+    VARLEN: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Strides and `D` come in units of ``VEC`` elements, which tells the compiler how wide it may load."""
     D = DV * VEC
@@ -120,11 +129,18 @@ def conv_fwd(
     y += (b64 * T + row) * D
     k0, k1, k2, k3, bb = _taps(weight, bias, cols, mask, W, HAS_BIAS)
     x1, x2, x3 = _history(x, state, st, seq, c, cols, mask, D, W, HAS_STATE)
+    if AHEAD:
+        a0, a1, a2, a3 = _four(x, 0, n, st, cols, mask)
     for r in range(0, n, 4):
-        q0 = tl.load(x + r * st + cols, mask=mask, other=0.0).to(tl.float32)
-        q1 = tl.load(x + (r + 1) * st + cols, mask=mask & (r + 1 < n), other=0.0).to(tl.float32)
-        q2 = tl.load(x + (r + 2) * st + cols, mask=mask & (r + 2 < n), other=0.0).to(tl.float32)
-        q3 = tl.load(x + (r + 3) * st + cols, mask=mask & (r + 3 < n), other=0.0).to(tl.float32)
+        if AHEAD:
+            q0, q1, q2, q3 = a0, a1, a2, a3
+            a0, a1, a2, a3 = _four(x, r + 4, n, st, cols, mask)
+        else:
+            q0, q1, q2, q3 = _four(x, r, n, st, cols, mask)
+        q0 = q0.to(tl.float32)
+        q1 = q1.to(tl.float32)
+        q2 = q2.to(tl.float32)
+        q3 = q3.to(tl.float32)
         _out(y, residual, r, n, D, sr, cols, mask, _sum(bb, k0, k1, k2, k3, q0, x1, x2, x3, W), SILU, HAS_RES)
         _out(y, residual, r + 1, n, D, sr, cols, mask, _sum(bb, k0, k1, k2, k3, q1, q0, x1, x2, W), SILU, HAS_RES)
         _out(y, residual, r + 2, n, D, sr, cols, mask, _sum(bb, k0, k1, k2, k3, q2, q1, q0, x1, W), SILU, HAS_RES)
@@ -166,7 +182,7 @@ def _dx(dx, dfinal, e, n, rest, seq, D, cols, mask, k0, k1, k2, k3, d0, d1, d2, 
 def conv_bwd(
     x, weight, bias, state, dy, dfinal, dx, part, table, cu, T, NT, C, DV, xb, xt, yb, yt, W: tl.constexpr,
     VEC: tl.constexpr, BD: tl.constexpr, SILU: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_STATE: tl.constexpr,
-    HAS_DFINAL: tl.constexpr, NEED_X: tl.constexpr, NEED_W: tl.constexpr, VARLEN: tl.constexpr,
+    HAS_DFINAL: tl.constexpr, NEED_X: tl.constexpr, NEED_W: tl.constexpr, VARLEN: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """``C`` is a multiple of four. ``part`` gets the sums over the chunk for taps and bias, `[chunks, W + 1, D]`."""
     D = DV * VEC
@@ -194,15 +210,26 @@ def conv_bwd(
     g3 = zero
     gb = zero
     L: tl.constexpr = W - 1
+    if AHEAD:
+        a0, a1, a2, a3 = _four(x, 0, n, st, cols, mask)
+        b0, b1, b2, b3 = _four(dy, 0, n, sy, cols, mask)
     for r in range(0, n, 4):
-        q0 = tl.load(x + r * st + cols, mask=mask, other=0.0).to(tl.float32)
-        q1 = tl.load(x + (r + 1) * st + cols, mask=mask & (r + 1 < n), other=0.0).to(tl.float32)
-        q2 = tl.load(x + (r + 2) * st + cols, mask=mask & (r + 2 < n), other=0.0).to(tl.float32)
-        q3 = tl.load(x + (r + 3) * st + cols, mask=mask & (r + 3 < n), other=0.0).to(tl.float32)
-        e0 = tl.load(dy + r * sy + cols, mask=mask, other=0.0).to(tl.float32)
-        e1 = tl.load(dy + (r + 1) * sy + cols, mask=mask & (r + 1 < n), other=0.0).to(tl.float32)
-        e2 = tl.load(dy + (r + 2) * sy + cols, mask=mask & (r + 2 < n), other=0.0).to(tl.float32)
-        e3 = tl.load(dy + (r + 3) * sy + cols, mask=mask & (r + 3 < n), other=0.0).to(tl.float32)
+        if AHEAD:
+            q0, q1, q2, q3 = a0, a1, a2, a3
+            e0, e1, e2, e3 = b0, b1, b2, b3
+            a0, a1, a2, a3 = _four(x, r + 4, n, st, cols, mask)
+            b0, b1, b2, b3 = _four(dy, r + 4, n, sy, cols, mask)
+        else:
+            q0, q1, q2, q3 = _four(x, r, n, st, cols, mask)
+            e0, e1, e2, e3 = _four(dy, r, n, sy, cols, mask)
+        q0 = q0.to(tl.float32)
+        q1 = q1.to(tl.float32)
+        q2 = q2.to(tl.float32)
+        q3 = q3.to(tl.float32)
+        e0 = e0.to(tl.float32)
+        e1 = e1.to(tl.float32)
+        e2 = e2.to(tl.float32)
+        e3 = e3.to(tl.float32)
         e0 = _slope(e0, _sum(bb, k0, k1, k2, k3, q0, x1, x2, x3, W), SILU)
         e1 = _slope(e1, _sum(bb, k0, k1, k2, k3, q1, q0, x1, x2, W), SILU)
         e2 = _slope(e2, _sum(bb, k0, k1, k2, k3, q2, q1, q0, x1, W), SILU)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -20,64 +22,65 @@ _state, _update = Launcher(kernels.conv_state_grad), Launcher(kernels.conv_updat
 
 @dataclass(frozen=True)
 class ConvPlan:
-    """``rows`` of a chunk (a multiple of four), ``block`` channels of a program and its warps."""
+    """``rows`` of a chunk (a multiple of four), ``block`` channels of a program, its warps; rows loaded ``ahead``."""
 
     rows: int
     block: int
     warps: int
+    ahead: bool = False
 
 
-def conv_plan(chip: Chip, rows: int, D: int, channels: int = 4) -> ConvPlan:
-    """Plan for ``rows`` tokens in all; a thread owns ``channels`` channels.
+def conv_plan(chip: Chip, rows: int, D: int, backward: bool = False) -> ConvPlan:
+    """Plan for ``rows`` tokens in all. A thread owns four channels.
 
-    Short chunks read their edges twice as often, long ones leave multiprocessors idle: eight programs for each.
+    Short chunks read their edges twice as often, long ones leave multiprocessors idle. The backward reads three more
+    rows at each end and keeps twice the registers, so its chunks are longer and its programs fewer.
     """
-    block = min(pow2(D, 32), 128 * channels)
+    block = min(pow2(D, 32), 512)
     strips = -(-D // block)
+    each, most = (3, 256) if backward else (6, 128)
     chunk = 16
-    while chunk < 256 and rows * strips >= 2 * chunk * 8 * chip.sms:
+    while chunk < most and rows * strips >= 2 * chunk * each * chip.sms:
         chunk *= 2
-    return ConvPlan(chunk, block, max(1, block // (32 * channels)))
+    return ConvPlan(chunk, block, max(1, block // 128))
 
 
 def rows_of(x: Tensor) -> Tensor:
     """``[B, T, ...]`` as ``[B, T, D]`` whose channels lie side by side; a view where there is one."""
-    x = x.flatten(2)
+    x = x if x.dim() == 3 else x.flatten(2)
     return x if x.stride(2) == 1 or x.shape[2] == 1 else x.contiguous()
 
 
-def _vector(D: int, *strides: int) -> int:
-    for v in (8, 4, 2):
-        if not any(n % v for n in (D, *strides)):
-            return v
-    return 1
-
-
-@dataclass(frozen=True)
 class Call:
     """What the launches of one call share."""
 
-    plan: ConvPlan
-    table: ChunkTable
-    B: int
-    T: int
-    D: int
-    W: int
+    __slots__ = ("B", "D", "T", "W", "plan", "strips", "table")
+
+    def __init__(self, B: int, T: int, D: int, W: int, plan: ConvPlan, table: ChunkTable) -> None:
+        self.B, self.T, self.D, self.W, self.plan, self.table = B, T, D, W, plan, table
+        self.strips = -(-D // plan.block)
 
     @staticmethod
-    def make(x: Tensor, W: int, cu_seqlens: Tensor | None, plan: ConvPlan | None = None) -> Call:
+    def make(
+        x: Tensor, W: int, cu_seqlens: Tensor | None, plan: ConvPlan | None = None, backward: bool = False
+    ) -> Call:
         B, T, D = x.shape
-        plan = plan or conv_plan(chip_of(x.device), B * T, D)
-        return Call(plan, chunk_table(B, T, plan.rows, cu_seqlens), B, T, D, W)
-
-    @property
-    def strips(self) -> int:
-        return -(-self.D // self.plan.block)
+        if cu_seqlens is None and plan is None:
+            return _dense(B, T, D, W, x.device, backward)
+        plan = plan or conv_plan(chip_of(x.device), B * T, D, backward)
+        return Call(B, T, D, W, plan, chunk_table(B, T, plan.rows, cu_seqlens))
 
     def empty(self, x: Tensor) -> Tensor:
-        # Rows that belong to no sequence must not show what was in the memory.
-        make = torch.zeros if self.table.varlen else torch.empty
-        return make(self.B, self.T, self.D, dtype=x.dtype, device=x.device)
+        if self.table.varlen:
+            # Rows that belong to no sequence must not show what was in the memory.
+            return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+        return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+@functools.lru_cache(maxsize=256)
+def _dense(B: int, T: int, D: int, W: int, device: torch.device, backward: bool) -> Call:
+    plan = conv_plan(chip_of(device), B * T, D, backward)
+    return Call(B, T, D, W, plan, chunk_table(B, T, plan.rows))
 
 
 def conv_fwd(
@@ -88,7 +91,7 @@ def conv_fwd(
     y, t, p = call.empty(x), call.table, call.plan
     res = x if residual is None else residual
     strides = (x.stride(0), x.stride(1), res.stride(0), res.stride(1))
-    v = _vector(call.D, *strides)
+    v = math.gcd(8, call.D, *strides)
     with on_device(x):
         _fwd(
             t.chunks * call.strips,
@@ -96,7 +99,7 @@ def conv_fwd(
              x if t.rows is None else t.rows, x if t.cu is None else t.cu, call.T, t.per_sequence, p.rows,
              call.D // v, *(s // v for s in strides)),
             {"W": call.W, "VEC": v, "BD": p.block, "SILU": silu, "HAS_BIAS": bias is not None,
-             "HAS_RES": residual is not None, "HAS_STATE": state is not None, "VARLEN": t.varlen},
+             "HAS_RES": residual is not None, "HAS_STATE": state is not None, "VARLEN": t.varlen, "AHEAD": p.ahead},
             {"num_warps": p.warps},
             (x, weight, bias, residual, state, t.cu),
         )  # fmt: skip
@@ -112,7 +115,7 @@ def conv_bwd(
     dx = call.empty(x) if need_x else None
     part = torch.empty(t.chunks, W + 1, D, dtype=torch.float32, device=x.device) if need_w else None
     strides = (x.stride(0), x.stride(1), dy.stride(0), dy.stride(1))
-    v = _vector(D, *strides)
+    v = math.gcd(8, D, *strides)
     with on_device(x):
         _bwd(
             t.chunks * call.strips,
@@ -122,7 +125,7 @@ def conv_bwd(
              D // v, *(s // v for s in strides)),
             {"W": W, "VEC": v, "BD": p.block, "SILU": silu, "HAS_BIAS": bias is not None,
              "HAS_STATE": state is not None, "HAS_DFINAL": dfinal is not None, "NEED_X": need_x, "NEED_W": need_w,
-             "VARLEN": t.varlen},
+             "VARLEN": t.varlen, "AHEAD": p.ahead},
             {"num_warps": p.warps},
             (x, weight, bias, state, dy, dfinal, t.cu),
         )  # fmt: skip

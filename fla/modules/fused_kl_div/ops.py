@@ -56,7 +56,8 @@ def run_chunks(
         if use_dw:
             dw = torch.empty(V, H, dtype=wide if accumulate_grad_in_fp32 else weight.dtype, device=x.device)
             dw = dw.zero_() if N == 0 else dw
-        chunks = token_chunks(N, H, V, 8, dtype.itemsize + teacher_dtype.itemsize)
+        room = V * H * weight.dtype.itemsize if dw is not None and dw.dtype != weight.dtype else 0
+        chunks = token_chunks(N, H, V, 8, dtype.itemsize + teacher_dtype.itemsize, room)
         most = chunks[0].stop if chunks else 0
         ours, theirs = x.new_empty(most, V, dtype=dtype), x.new_empty(most, V, dtype=teacher_dtype)
         for rows in chunks:
@@ -67,6 +68,7 @@ def run_chunks(
                 torch.mm(student, w, out=dx[rows])
             if dw is not None:
                 add_weight_grad(dw, student, h[rows], first=rows.start == 0)
+        student = teacher = ours = theirs = None
         loss = losses.sum() * scale
     return loss, None if dx is None else dx.to(x.dtype), None if dw is None else dw.to(weight.dtype)
 
@@ -111,9 +113,10 @@ class _LinearKL(torch.autograd.Function):
         reduction: str,
         fp32: bool,
         divergence: Divergence,
+        grad: bool,
     ) -> Tensor:
-        needs = ctx.needs_input_grad
-        loss, *grads = run_chunks(x, target_x, weight, target_weight, reduction, fp32, needs[0], needs[2], divergence)
+        dx, dw = grad and ctx.needs_input_grad[0], grad and ctx.needs_input_grad[2]
+        loss, *grads = run_chunks(x, target_x, weight, target_weight, reduction, fp32, dx, dw, divergence)
         ctx.save_for_backward(*grads)
         return loss
 
@@ -121,7 +124,7 @@ class _LinearKL(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
         dx, dw = fused_kl_div_bwd(do, *ctx.saved_tensors)
-        return dx, None, dw, None, None, None, None
+        return dx, None, dw, None, None, None, None, None
 
 
 def differentiable(
@@ -134,7 +137,9 @@ def differentiable(
     divergence: Divergence,
 ) -> Tensor:
     """The loss by one of the two implementations of the divergence of rows, with autograd."""
-    return _LinearKL.apply(x, target_x, weight, target_weight, reduction, fp32, divergence)
+    # What requires a gradient does so under no_grad too, where none is wanted.
+    grad = torch.is_grad_enabled()
+    return _LinearKL.apply(x, target_x, weight, target_weight, reduction, fp32, divergence, grad)
 
 
 class _Pair:

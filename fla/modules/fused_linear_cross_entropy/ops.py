@@ -110,7 +110,10 @@ def run_chunks(
             "ignore_index": s.ignore_index,
         }
         warp = s.l2_penalty_factor / N if s.use_l2warp and N else None
-        chunks = token_chunks(N, H, V, s.num_chunks, dtype.itemsize)
+        # Wide sums of the weight's gradient cost traffic with every chunk, and at the end they stand beside the narrow
+        # gradient: so much memory may as well be logits until then.
+        room = V * H * weight.dtype.itemsize if dw is not None and dw.dtype != weight.dtype else 0
+        chunks = token_chunks(N, H, V, s.num_chunks, dtype.itemsize, room)
         buffer = x.new_empty(chunks[0].stop if chunks else 0, V, dtype=dtype)
         for rows in chunks:
             n = rows.stop - rows.start
@@ -123,7 +126,7 @@ def run_chunks(
                 add_weight_grad(dw, logits, h[rows], first=rows.start == 0)
             if db is not None:
                 db += logits.sum(0, dtype=db.dtype)
-        del buffer
+        logits = buffer = None
         loss = losses.sum() / divisor
         if dx is not None and s.process_group is not None:
             dist.all_reduce(dx, group=s.process_group)
@@ -190,8 +193,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         bias: Tensor | None,
         settings: Settings,
         engine: Engine,
+        grad: bool,
     ) -> Tensor:
-        ctx.needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[2], ctx.needs_input_grad[3])
+        need = ctx.needs_input_grad
+        ctx.needs = (grad and need[0], grad and need[2], grad and need[3])
         loss, *grads = run_chunks(x, target, weight, bias, settings, ctx.needs, engine)
         ctx.save_for_backward(x, target, weight, bias)
         ctx.settings, ctx.engine, ctx.grads = settings, engine, grads
@@ -206,14 +211,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
             x, target, weight, bias = ctx.saved_tensors
             grads = run_chunks(x, target, weight, bias, ctx.settings, ctx.needs, ctx.engine)[1:]
         dx, dw, db = (None if g is None else ctx.engine.scale_(g, do) for g in grads)
-        return dx, None, dw, db, None, None
+        return dx, None, dw, db, None, None, None
 
 
 def differentiable(
     x: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None, settings: Settings, engine: Engine | None
 ) -> Tensor:
     """The loss by an engine (None: the Triton kernels), with autograd."""
-    return _LinearCrossEntropy.apply(x, target, weight, bias, settings, engine or _triton())
+    # What requires a gradient does so under no_grad too, where none is wanted.
+    grad = torch.is_grad_enabled()
+    return _LinearCrossEntropy.apply(x, target, weight, bias, settings, engine or _triton(), grad)
 
 
 class _Pair:
