@@ -36,18 +36,17 @@ def calls(arch: str) -> None:
     N = norm_engine.NormCall
     for D, n in ((4096, 8192), (128, 99999), (2048, 20000), (8192, 4096), (16384, 4096), (128, 64), (1000, 20000)):
         s, w = x(n, D), x(D)
-        stat = torch.zeros(n)
         print(f"rms {D}")
-        norm_engine.norm_forward(N(1), s, w, None, None, None, True)
-        norm_engine.norm_backward(N(1), s, None, s, w, None, None, None, stat, BF)
+        norm_engine.norm_forward(N(1), s, w, None, None, None)
+        norm_engine.norm_backward(N(1), s, None, s, w, None, None, BF)
         if D in (128, 4096):
             print(f"gated {D}")
-            norm_engine.norm_forward(N(1, 1), s, w, None, None, s, True)
-            norm_engine.norm_backward(N(1, 1), s, None, s, w, None, s, None, stat, BF)
+            norm_engine.norm_forward(N(1, 1), s, w, None, None, s)
+            norm_engine.norm_backward(N(1, 1), s, None, s, w, None, s, BF)
             print(f"l2, layer residual {D}")
-            norm_engine.norm_forward(N(2), s, None, None, None, None, True)
-            norm_engine.norm_backward(N(2), s, None, s, None, None, None, None, stat, BF)
-            norm_engine.norm_backward(N(0), s, s, s, w, w, None, stat, stat, BF, BF)
+            norm_engine.norm_forward(N(2), s, None, None, None, None)
+            norm_engine.norm_backward(N(2), s, None, s, None, None, None, BF)
+            norm_engine.norm_backward(N(0), s, s, s, w, w, None, BF, BF)
     print("swiglu, gelu, power")
     a = x(8192, 4096)
     for op, y in ((1, a), (5, None), (6, a)):
