@@ -86,7 +86,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gdn2, D256": ({"T": 192, "H": 2, "K": 256, "channels": True}, {"safe": True}),
     "gdn2, kept": ({"T": 300, "H": 4, "channels": True, "sequences": 1}, {"safe": True, "keep": True}),
     "gdn2, time split": (
-        {"T": 8192, "H": 1, "sequences": 1, "channels": True, "gate": "raw"},
+        # With one head, the gradient of A_log is one sum of terms that cancel below rounding.
+        {"T": 8192, "H": 4, "sequences": 1, "channels": True, "gate": "raw"},
         {"lower": -5.0},
     ),
     "gdn2, fp32": ({"T": 200, "H": 2, "K": 64, "dtype": F32, "channels": True}, {}),
