@@ -34,6 +34,11 @@ def _gate(x, a, lower, KIND: tl.constexpr):
         return x
 
 
+@triton.jit
+def _add_both(a, b, c, d):
+    return a + c, b + d
+
+
 @triton.jit(do_not_specialize=["T", "H", "HV", "columns", "slots", "slot_stride", "ht_stride", "index_stride"])
 def delta_recurrent(
     q, k, p, v, g, gk, gv, beta, b, w, A_log, dt_bias, h0, ht, o, cu, index, accepted, T, H, HV, scale, beta_scale,
@@ -128,39 +133,40 @@ def delta_recurrent(
             bt = tl.load(beta + rv).to(tl.float32)
         if BETA == 2:
             bt = tl.load(beta + rv * V + cv, mask=mv, other=0.0).to(tl.float32)
-        if HAS_P and NORM:
-            pt *= tl.rsqrt(tl.sum(pt * pt, 0) + NORM_EPS)
+        # Norms are numbers: they multiply results, so that no sum waits for another.
+        nk = 1.0
+        nq = scale
+        if NORM:
+            nk = tl.rsqrt(tl.sum(kt * kt, 0) + NORM_EPS)
+            nq = tl.rsqrt(tl.sum(qt * qt, 0) + NORM_EPS) * scale
+        rt = kt
+        nr = nk
+        if HAS_P:
+            rt = pt
+            nr = tl.rsqrt(tl.sum(pt * pt, 0) + NORM_EPS) if NORM else 1.0
+        if HAS_B:
+            rt *= et
         if BEFORE:
-            if HAS_P:
-                rt = pt
-            elif NORM:
-                rt = kt * tl.rsqrt(tl.sum(kt * kt, 0) + NORM_EPS)
-            else:
-                rt = kt
-            u = vt - tl.sum(S * tl.expand_dims(rt, VA), KA)
+            u = tl.sum(S * tl.expand_dims(rt, VA), KA)
         if VGATE > 0:
             S *= tl.expand_dims(tl.exp(_gate(x, a, lower, VGATE)), VA)
         if GATE > 0:
             S *= tl.exp(_gate(y, a, lower, GATE))
         if HAS_GV:
             S *= tl.expand_dims(tl.exp(z), KA)
-        if NORM:
-            kt *= tl.rsqrt(tl.sum(kt * kt, 0) + NORM_EPS)
-            qt *= tl.rsqrt(tl.sum(qt * qt, 0) + NORM_EPS)
-        qt *= scale
-        if not BEFORE:
-            rt = kt
-            if HAS_P:
-                rt = pt
-            if HAS_B:
-                rt *= et
-            u = vt - tl.sum(S * tl.expand_dims(rt, VA), KA)
+        # (S + k u^T)^T q = S^T q + (k . q) u: both sums over the state are of the same state.
+        if BEFORE:
+            ot = tl.sum(S * tl.expand_dims(qt, VA), KA)
+        else:
+            u, ot = tl.reduce((S * tl.expand_dims(rt, VA), S * tl.expand_dims(qt, VA)), KA, _add_both)
+        u = vt - u * nr
         if BETA > 0:
             if SIGMOID:
                 bt = tl.sigmoid(bt) * beta_scale
             u *= bt
+        u *= nk
+        ot = (ot + tl.sum(kt * qt, 0) * u) * nq
         S += tl.expand_dims(kt, VA) * tl.expand_dims(u, KA)
-        ot = tl.sum(S * tl.expand_dims(qt, VA), KA)
         tl.store(o + rv * V + cv, saturate(ot, o.dtype.element_ty), mask=mv)
         if KEEP == 3:
             tl.store(ht + rv * (K * V) + so, S.to(ht.dtype.element_ty), mask=sm)
