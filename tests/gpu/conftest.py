@@ -2,4 +2,5 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "ops"))
+for folder in ("ops", "modules"):
+    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / folder))
