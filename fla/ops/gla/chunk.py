@@ -8,11 +8,12 @@ from torch import Tensor
 from fla.ops._linear.op import linear_op
 from fla.ops._linear.rows import CHUNK_GLA
 from fla.ops._linear.torch_chunk import linear_attention
+from fla.ops._linear.vector_covers import covers_vector
 
 __all__ = ["chunk_gla"]
 
 
-@linear_op(CHUNK_GLA)
+@linear_op(CHUNK_GLA, triton="fla.ops._linear.vector_entry:chunk_gla", triton_verifier=covers_vector)
 def chunk_gla(
     q: Tensor,
     k: Tensor,

@@ -8,11 +8,18 @@ from torch import Tensor
 from fla.ops._linear.op import HEAD_FIRST, STATE_LAYOUT, linear_op
 from fla.ops._linear.rows import RECURRENT_GLA
 from fla.ops._linear.torch_chunk import linear_attention
+from fla.ops._linear.vector_covers import covers_recurrent_gla
 
 __all__ = ["fused_recurrent_gla"]
 
 
-@linear_op(RECURRENT_GLA, renamed=STATE_LAYOUT, removed=HEAD_FIRST)
+@linear_op(
+    RECURRENT_GLA,
+    renamed=STATE_LAYOUT,
+    removed=HEAD_FIRST,
+    triton="fla.ops._linear.vector_entry:fused_recurrent_gla",
+    triton_verifier=covers_recurrent_gla,
+)
 def fused_recurrent_gla(
     q: Tensor,
     k: Tensor,

@@ -7,12 +7,20 @@ from torch import Tensor
 
 from fla.backends import dispatch
 from fla.ops._linear.op import HEAD_FIRST
+from fla.ops._linear.vector_covers import covers_gsa
 from fla.ops.gsa.shared import State, check_chunk, gsa, gsa_outputs
 
 __all__ = ["chunk_gsa"]
 
 
-@dispatch("gsa", validate=check_chunk, outputs=gsa_outputs, removed=HEAD_FIRST)
+@dispatch(
+    "gsa",
+    validate=check_chunk,
+    outputs=gsa_outputs,
+    removed=HEAD_FIRST,
+    triton="fla.ops.gsa.triton_path:chunk_gsa",
+    triton_verifier=covers_gsa,
+)
 def chunk_gsa(
     q: Tensor,
     k: Tensor,

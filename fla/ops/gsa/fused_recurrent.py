@@ -6,12 +6,19 @@ from __future__ import annotations
 from torch import Tensor
 
 from fla.backends import dispatch
+from fla.ops._linear.vector_covers import covers_gsa
 from fla.ops.gsa.shared import State, check_recurrent, gsa, gsa_outputs
 
 __all__ = ["fused_recurrent_gsa"]
 
 
-@dispatch("gsa", validate=check_recurrent, outputs=gsa_outputs)
+@dispatch(
+    "gsa",
+    validate=check_recurrent,
+    outputs=gsa_outputs,
+    triton="fla.ops.gsa.triton_path:fused_recurrent_gsa",
+    triton_verifier=covers_gsa,
+)
 def fused_recurrent_gsa(
     q: Tensor,
     k: Tensor,

@@ -13,11 +13,12 @@ from fla.ops._common.varlen import plan_chunks
 from fla.ops._linear.exclusive import bonus_attention
 from fla.ops._linear.op import HEAD_FIRST, linear_op
 from fla.ops._linear.rows import RWKV6
+from fla.ops._linear.vector_covers import covers_rwkv6
 
 __all__ = ["chunk_rwkv6", "chunk_rwkv6_fwd_cumsum"]
 
 
-@linear_op(RWKV6, removed=HEAD_FIRST)
+@linear_op(RWKV6, removed=HEAD_FIRST, triton="fla.ops._linear.vector_entry:chunk_rwkv6", triton_verifier=covers_rwkv6)
 def chunk_rwkv6(
     r: Tensor,
     k: Tensor,

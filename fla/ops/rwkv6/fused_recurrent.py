@@ -9,11 +9,12 @@ from fla.ops._common.gates import to_output
 from fla.ops._linear.exclusive import bonus_attention
 from fla.ops._linear.op import linear_op
 from fla.ops._linear.rows import RWKV6
+from fla.ops._linear.vector_covers import covers_rwkv6
 
 __all__ = ["fused_recurrent_rwkv6"]
 
 
-@linear_op(RWKV6)
+@linear_op(RWKV6, triton="fla.ops._linear.vector_entry:fused_recurrent_rwkv6", triton_verifier=covers_rwkv6)
 def fused_recurrent_rwkv6(
     r: Tensor,
     k: Tensor,

@@ -48,7 +48,8 @@ def put(
     ROWS: tl.constexpr,
 ):  # fmt: skip
     """Store `[channels, tokens]` as rows of a `[rows, H, K]` tensor."""
-    store_tile(p, tl.trans(x.to(OT)), row, n, h * K + c0, K - c0, H * K, C, KB, TMA, ROWS, K % KB != 0)
+    COLS: tl.constexpr = ((K & (K - 1)) != 0) or (K < KB)
+    store_tile(p, tl.trans(x.to(OT)), row, n, h * K + c0, K - c0, H * K, C, KB, TMA, ROWS, COLS)
 
 
 @triton.jit
@@ -165,8 +166,8 @@ def vector_grad(
         return
     NVB: tl.constexpr = VP // VB
     ONE: tl.constexpr = NVB == 1
-    VC: tl.constexpr = V % VB != 0
-    KC: tl.constexpr = K % KB != 0
+    VC: tl.constexpr = V != VP
+    KC: tl.constexpr = K != KP
     w = it * H + h
     r = tl.arange(0, C)
     # All loads first: nothing else is held yet, and they travel together.

@@ -121,7 +121,7 @@ def vector_prep(
     if n <= 0:
         return
     NK: tl.constexpr = KP // KB
-    COLS: tl.constexpr = K % KB != 0
+    COLS: tl.constexpr = K != KP
     w = it * H + h
     t0 = w * (2 * C)
     cc = tl.arange(0, KB)

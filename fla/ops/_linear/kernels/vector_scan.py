@@ -41,7 +41,7 @@ def vector_scan(
     written to total [.., KP]; the grid leaves out the stretch that comes last.
     """
     NV: tl.constexpr = VP // BV
-    COLS: tl.constexpr = V % BV != 0
+    COLS: tl.constexpr = V != VP
     RD: tl.constexpr = C if REVERSE else 0
     WR: tl.constexpr = 0 if REVERSE else C
     pid = tl.program_id(0)
