@@ -272,7 +272,7 @@ class Work:
                 self.mat(self.tiles, 32, p.kp),
                 self.mat(self.mats, 32, 32),
                 self.rows(self.v, 32, bv),
-                None if o is None else rows_of(o, (32, bv), p.tma and not self.ragged and self.V % bv == 0),
+                None if o is None else rows_of(o, (32, bv), p.tma and not self.ragged and self.V == p.vp),
                 None if states is None else self.mat(states, bv, p.kp),
                 None if news is None else self.mat(news, bv, 32),
                 h0,
@@ -368,7 +368,7 @@ class Work:
                     self.mat(self.tiles, 32, p.kp),
                     self.mat(self.mats, 32, 32),
                     self.rows(do, 32, p.bv_bwd),
-                    rows_of(dv, (32, p.bv_bwd), p.tma and not self.ragged and self.V % p.bv_bwd == 0),
+                    rows_of(dv, (32, p.bv_bwd), p.tma and not self.ragged and self.V == p.vp),
                     self.mat(exits, p.bv_bwd, p.kp),
                     self.mat(ys, p.bv_bwd, 32),
                     dht,
@@ -404,7 +404,7 @@ class Work:
         dbias = self.new(chunks, H, K, dtype=torch.float32) if self.setup.gates["BIAS"] else None
         tma = p.grad_tma
         same = dg.dtype == dq.dtype
-        otma = p.tma and not self.ragged and group == 1 and K % p.gkb == 0
+        otma = p.tma and not self.ragged and group == 1 and K == p.kp
         if chunks > 0:
             scores = self.new(self.tiles_n * 128, 32, dtype=TORCH_TYPES[p.gscore])
             vecs = self.new(self.tiles_n * 2, 5, 32, dtype=torch.float32)

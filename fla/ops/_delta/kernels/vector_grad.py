@@ -77,7 +77,7 @@ def vector_scores(
     if n <= 0:
         return
     NVB: tl.constexpr = VP // VB
-    VC: tl.constexpr = V % VB != 0
+    VC: tl.constexpr = V != VP
     RD: tl.constexpr = ROWS and not TMA
     r = tl.arange(0, 32)
     i = r[:, None]
@@ -245,8 +245,8 @@ def vector_grad(
             tl.store(dbias + gc + c0 + cc, tl.zeros((KB,), tl.float32), mask=c0 + cc < K)
         return
     NVB: tl.constexpr = VP // VB
-    VC: tl.constexpr = V % VB != 0
-    KC: tl.constexpr = K % KB != 0
+    VC: tl.constexpr = V != VP
+    KC: tl.constexpr = K != KP
     RD: tl.constexpr = ROWS and not TMA
     hk = h // GROUP
     HK = H // GROUP

@@ -77,7 +77,7 @@ def vector_prep(
     if n <= 0:
         return
     NK: tl.constexpr = KP // KB
-    COLS: tl.constexpr = K % KB != 0
+    COLS: tl.constexpr = K != KP
     NM: tl.constexpr = 3 if TRAIN else 2
     hk = h // GROUP
     HK = H // GROUP

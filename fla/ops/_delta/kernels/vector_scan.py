@@ -84,7 +84,7 @@ def vector_scan(
         seg = n % NSEG
         n = n // NSEG
     bos, length, first = sequence_at(cu, offsets, n, T, NT, VARLEN)
-    COLS: tl.constexpr = V % BV != 0
+    COLS: tl.constexpr = V != VP
     v0 = iv * BV
     ck = tl.arange(0, KP)
     steps = tl.cdiv(length, 32)
@@ -247,7 +247,7 @@ def vector_scan_bwd(
     h = (pid // NV) % H
     n = pid // (NV * H)
     bos, length, first = sequence_at(cu, offsets, n, T, NT, VARLEN)
-    COLS: tl.constexpr = V % BV != 0
+    COLS: tl.constexpr = V != VP
     v0 = iv * BV
     ck = tl.arange(0, KP)
     if FINAL:
