@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "settings": "every FLA_* setting with its value, default and origin",
     "ops": "list public ops, layers, modules and models",
     "smoke": "build and run tiny instances of every model family",
+    "convert": "turn Llama, Mistral, Qwen2 and RWKV-6 checkpoints into models of ours",
     "warmup": "compile the kernels of ops before the first call needs them",
     "new-backend": "write a plugin package for an op, which passes its own tests as written",
 }

@@ -146,7 +146,7 @@ def test_a_pickle_that_holds_more_than_tensors_is_refused(tmp_path: Path):
     theirs = original("llama")
     (tmp_path / "config.json").write_text(json.dumps(theirs.config.to_dict(), default=str))
     torch.save({"model.norm.weight": Path("x")}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(Exception, match=r"weights_only|Weights only"):
+    with pytest.raises(ConversionError, match=r"weights_only|Weights only"):
         convert_checkpoint(tmp_path, tmp_path / "b")
 
 

@@ -7,12 +7,14 @@ Numbers are moved, not approximated: the converted model computes what the origi
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fla.models.convert._mapping import Conversion, ConversionError, apply
@@ -86,25 +88,22 @@ class _Files(Mapping[str, Tensor]):
     def __init__(self, folder: Path) -> None:
         self._where: dict[str, Path] = {}
         self._loaded: dict[str, Tensor] = {}
-        names = sorted(folder.glob("*.safetensors"))
-        if names:
-            from safetensors import safe_open
-
-            for path in names:
-                with safe_open(path, "pt") as file:
-                    self._where.update(dict.fromkeys(file.keys(), path))
-        else:
-            for path in sorted(folder.glob("pytorch_model*.bin")):
-                # Nothing but tensors: a pickle could run code.
-                self._loaded.update(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
+        tensors_only = sorted(folder.glob("*.safetensors"))
+        for path in tensors_only or sorted(folder.glob("pytorch_model*.bin")):
+            try:
+                if tensors_only:
+                    with safe_open(path, "pt") as file:
+                        self._where.update(dict.fromkeys(file.keys(), path))
+                else:  # a pickle could run code: nothing but tensors is read
+                    self._loaded.update(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
+            except (SafetensorError, pickle.UnpicklingError, EOFError, RuntimeError) as error:
+                raise ConversionError(f"{path} cannot be read: {error}") from error
         if not self:
             raise ConversionError(f"{folder} has neither *.safetensors nor pytorch_model*.bin")
 
     def __getitem__(self, name: str) -> Tensor:
         if name in self._loaded:
             return self._loaded[name]
-        from safetensors import safe_open
-
         with safe_open(self._where[name], "pt") as file:
             return file.get_tensor(name)
 
@@ -135,11 +134,11 @@ def convert_checkpoint(source: str | Path, output: str | Path, dtype: torch.dtyp
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ConversionError(f"{output} exists and is not an empty folder")
     theirs = json.loads((source / "config.json").read_text())
+    family = _family(_conversion(theirs))
     files = _Files(source)
     config, tensors = convert_config(theirs, files), convert_state_dict(theirs, files)
     if dtype is not None:
         tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
-    family = _family(_conversion(theirs))
     with torch.device("meta"):
         model: Any = family.get(family.names[1])(config)
     expected = {name: tuple(p.shape) for name, p in model.state_dict().items()}
