@@ -35,57 +35,57 @@ INF = float("inf")
 # name -> (inputs, settings: "cu", "v_first", "reverse", "change" of the plan, "segments")
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": ({"T": 512, "H": 4, "gate_dtype": BF}, {}),
-    "many heads": ({"T": 192, "H": 70, "B": 2, "gate_dtype": BF}, {}),
-    "fp32 gates": ({"T": 512, "H": 4}, {}),
     "ragged, states": ({"T": 300, "H": 4, "B": 2, "initial": True}, {}),
-    "V first, many heads": ({"T": 320, "H": 70, "initial": True, "v_first": True}, {"v_first": True}),
-    "no tree": ({"T": 256, "H": 4, "shift": 3.0}, {}),
-    "only tree": ({"T": 256, "H": 4, "gate_dtype": BF}, {"change": {"fast": 0}}),
-    "only tree, many heads": ({"T": 256, "H": 70, "initial": True}, {"change": {"fast": 0}}),
-    "strong": ({"T": 300, "H": 4, "strength": 10.0, "initial": True}, {}),
-    "strong bf16 gates": ({"T": 256, "H": 70, "strength": 10.0, "gate_dtype": BF}, {}),
-    "-20": ({"T": 256, "H": 4, "shift": -20.0}, {}),
-    "-inf": ({"T": 300, "H": 4, "low": -INF, "initial": True, "gate_dtype": BF}, {}),
-    "-1000": ({"T": 300, "H": 4, "low": -1000.0}, {}),
-    "0 and -30": ({"T": 256, "H": 4, "low": -30.0, "strength": 0.0}, {}),
-    "no decay": ({"T": 512, "H": 4, "strength": 0.0}, {}),
-    "fp16": ({"T": 512, "H": 4, "dtype": HF, "initial": True}, {}),
-    "fp16 many heads": ({"T": 512, "H": 70, "dtype": HF, "initial": True}, {}),
-    "fp16 strong": ({"T": 300, "H": 4, "dtype": HF, "strength": 10.0}, {}),
-    "varlen": ({"T": 512, "H": 4, "sequences": 6, "initial": True}, {"cu": [0, 15, 15, 100, 300, 300, 512]}),
-    "varlen fp16 D64": ({"T": 300, "H": 4, "K": 64, "dtype": HF}, {"cu": [0, 15, 100, 300]}),
-    "D64": ({"T": 300, "H": 4, "K": 64, "initial": True}, {}),
-    "K128 V64": ({"T": 300, "H": 4, "V": 64}, {}),
-    "K64 V128": ({"T": 256, "H": 70, "K": 64, "V": 128, "initial": True}, {}),
-    "K16 V24": ({"T": 200, "H": 4, "K": 16, "V": 24}, {}),
-    "K32": ({"T": 200, "H": 4, "K": 32}, {}),
-    "K60 V100 fp16": ({"T": 200, "H": 3, "B": 2, "K": 60, "V": 100, "dtype": HF, "initial": True}, {}),
-    "K33 V65": ({"T": 200, "H": 3, "K": 33, "V": 65}, {}),
-    "K153 V77": ({"T": 130, "H": 2, "K": 153, "V": 77}, {}),
-    "D256": ({"T": 192, "H": 2, "K": 256, "initial": True}, {}),
-    "K64 V256": ({"T": 192, "H": 70, "K": 64, "V": 256}, {}),
-    "K256 V64": ({"T": 192, "H": 70, "K": 256, "V": 64}, {}),
-    "D512": ({"T": 130, "H": 1, "K": 512}, {}),
-    "K320 V512": ({"T": 130, "H": 1, "K": 320, "V": 512, "dtype": HF}, {}),
-    "split": ({"T": 1000, "H": 2, "initial": True}, {"segments": 4}),
-    "split varlen": ({"T": 700, "H": 2, "initial": True, "sequences": 3}, {"segments": 4, "cu": [0, 3, 500, 700]}),
-    "split by policy": ({"T": 4096, "H": 1, "K": 64, "initial": True}, {}),
-    "reverse": ({"T": 200, "H": 2, "initial": True, "sequences": 2}, {"reverse": True, "cu": [0, 70, 200]}),
     "bonus": ({"T": 300, "H": 4, "bonus": True, "initial": True}, {}),
-    "bonus, many heads": ({"T": 256, "H": 70, "bonus": True, "gate_dtype": BF}, {}),
-    "bonus strong": ({"T": 256, "H": 4, "bonus": True, "strength": 20.0, "low": -INF}, {}),
-    "bonus only tree": ({"T": 256, "H": 4, "bonus": True}, {"change": {"fast": 0}}),
-    "bonus fp16 K100": ({"T": 130, "H": 4, "K": 100, "bonus": True, "dtype": HF}, {}),
     "values": ({"T": 300, "H": 4, "gate": "gv", "V": 64, "initial": True}, {}),
+    "strong": ({"T": 300, "H": 4, "strength": 10.0, "initial": True}, {}),
+    "-inf": ({"T": 300, "H": 4, "low": -INF, "initial": True, "gate_dtype": BF}, {}),
+    "fp16": ({"T": 512, "H": 4, "dtype": HF, "initial": True}, {}),
+    "varlen": ({"T": 512, "H": 4, "sequences": 6, "initial": True}, {"cu": [0, 15, 15, 100, 300, 300, 512]}),
+    "D64": ({"T": 300, "H": 4, "K": 64, "initial": True}, {}),
+    "K64 V128": ({"T": 256, "H": 70, "K": 64, "V": 128, "initial": True}, {}),
     "values, many heads": ({"T": 256, "H": 70, "gate": "gv", "V": 64, "gate_dtype": BF}, {}),
-    "values strong": ({"T": 256, "H": 4, "gate": "gv", "strength": 20.0, "low": -INF}, {}),
-    "values only tree": ({"T": 256, "H": 4, "gate": "gv", "V": 32}, {"change": {"fast": 0}}),
+    "bonus, many heads": ({"T": 256, "H": 70, "bonus": True, "gate_dtype": BF}, {}),
+    "only tree": ({"T": 256, "H": 4, "gate_dtype": BF}, {"change": {"fast": 0}}),
+    "fp32 gates": ({"T": 512, "H": 4}, {}),
+    "V first, many heads": ({"T": 320, "H": 70, "initial": True, "v_first": True}, {"v_first": True}),
+    "fp32": ({"T": 150, "H": 2, "K": 64, "dtype": F32, "initial": True}, {}),
+    "split": ({"T": 1000, "H": 2, "initial": True}, {"segments": 4}),
+    "K60 V100 fp16": ({"T": 200, "H": 3, "B": 2, "K": 60, "V": 100, "dtype": HF, "initial": True}, {}),
     "values V first varlen": (
         {"T": 256, "H": 4, "gate": "gv", "initial": True, "v_first": True, "sequences": 2},
         {"cu": [0, 100, 256], "v_first": True},
     ),
-    "fp32": ({"T": 150, "H": 2, "K": 64, "dtype": F32, "initial": True}, {}),
+    "D256": ({"T": 192, "H": 2, "K": 256, "initial": True}, {}),
+    "many heads": ({"T": 192, "H": 70, "B": 2, "gate_dtype": BF}, {}),
+    "K33 V65": ({"T": 200, "H": 3, "K": 33, "V": 65}, {}),
+    "strong bf16 gates": ({"T": 256, "H": 70, "strength": 10.0, "gate_dtype": BF}, {}),
+    "-20": ({"T": 256, "H": 4, "shift": -20.0}, {}),
+    "bonus strong": ({"T": 256, "H": 4, "bonus": True, "strength": 20.0, "low": -INF}, {}),
+    "fp16 many heads": ({"T": 512, "H": 70, "dtype": HF, "initial": True}, {}),
+    "values strong": ({"T": 256, "H": 4, "gate": "gv", "strength": 20.0, "low": -INF}, {}),
     "fp32 128": ({"T": 150, "H": 70, "dtype": F32}, {}),
+    "K256 V64": ({"T": 192, "H": 70, "K": 256, "V": 64}, {}),
+    "K64 V256": ({"T": 192, "H": 70, "K": 64, "V": 256}, {}),
+    "split varlen": ({"T": 700, "H": 2, "initial": True, "sequences": 3}, {"segments": 4, "cu": [0, 3, 500, 700]}),
+    "reverse": ({"T": 200, "H": 2, "initial": True, "sequences": 2}, {"reverse": True, "cu": [0, 70, 200]}),
+    "no tree": ({"T": 256, "H": 4, "shift": 3.0}, {}),
+    "only tree, many heads": ({"T": 256, "H": 70, "initial": True}, {"change": {"fast": 0}}),
+    "-1000": ({"T": 300, "H": 4, "low": -1000.0}, {}),
+    "0 and -30": ({"T": 256, "H": 4, "low": -30.0, "strength": 0.0}, {}),
+    "no decay": ({"T": 512, "H": 4, "strength": 0.0}, {}),
+    "fp16 strong": ({"T": 300, "H": 4, "dtype": HF, "strength": 10.0}, {}),
+    "varlen fp16 D64": ({"T": 300, "H": 4, "K": 64, "dtype": HF}, {"cu": [0, 15, 100, 300]}),
+    "K128 V64": ({"T": 300, "H": 4, "V": 64}, {}),
+    "K16 V24": ({"T": 200, "H": 4, "K": 16, "V": 24}, {}),
+    "K32": ({"T": 200, "H": 4, "K": 32}, {}),
+    "K153 V77": ({"T": 130, "H": 2, "K": 153, "V": 77}, {}),
+    "D512": ({"T": 130, "H": 1, "K": 512}, {}),
+    "K320 V512": ({"T": 130, "H": 1, "K": 320, "V": 512, "dtype": HF}, {}),
+    "split by policy": ({"T": 4096, "H": 1, "K": 64, "initial": True}, {}),
+    "bonus only tree": ({"T": 256, "H": 4, "bonus": True}, {"change": {"fast": 0}}),
+    "bonus fp16 K100": ({"T": 130, "H": 4, "K": 100, "bonus": True, "dtype": HF}, {}),
+    "values only tree": ({"T": 256, "H": 4, "gate": "gv", "V": 32}, {"change": {"fast": 0}}),
     "fp32 strong": ({"T": 150, "H": 2, "dtype": F32, "strength": 20.0}, {}),
     "fp32 K256": ({"T": 100, "H": 2, "K": 256, "V": 64, "dtype": F32, "initial": True}, {}),
     "fp32 K512": ({"T": 70, "H": 1, "K": 512, "V": 64, "dtype": F32}, {}),
@@ -187,8 +187,9 @@ def median(fn: Callable[[], Any], flush: Tensor, times: int = 11) -> float:
     return sorted(out)[times // 2]
 
 
-def _inputs(shape: str) -> dict[str, Tensor]:
-    B, T, H, K, V, more = SHAPES[shape]
+def _inputs(shape: str, T: int | None = None) -> dict[str, Tensor]:
+    B, length, H, K, V, more = SHAPES[shape]
+    T = length if T is None else T
     return make_inputs(B, T, H, K, V, device="cuda", **{"dtype": BF, "gate_dtype": BF, **more})
 
 
@@ -228,6 +229,26 @@ def _variants(plan: Any) -> dict[str, dict[str, Any]]:
     }
 
 
+def _work(x: dict[str, Tensor], plan: Any) -> Work:
+    return Work(x["q"], x["k"], x["v"], x["gk"], x.get("bonus"), 1.0, False, None, plan=plan, segments=1)
+
+
+def _launch_all(work: Work, v: Tensor, do: Tensor) -> dict[str, Callable[[], Any]]:
+    work.prep()
+    states = work.scan(v, None, out=False, save=True)[1]
+    exits = work.scan(do, None, reverse=True, save=True)[1]
+    assert states is not None
+    work.scan(v, None)
+    work.grad(do, states, exits)
+    return {
+        "prep": work.prep,
+        "scan": lambda: work.scan(v, None),
+        "save": lambda: work.scan(v, None, out=False, save=True),
+        "reverse": lambda: work.scan(do, None, reverse=True, save=True),
+        "grad": lambda: work.grad(do, states, exits),
+    }
+
+
 def kernels(shape: str, flush: Tensor) -> None:
     x = _inputs(shape)
     do = torch.randn_like(x["v"])
@@ -235,25 +256,38 @@ def kernels(shape: str, flush: Tensor) -> None:
     for name, change in _variants(base).items():
         row = {}
         try:
-            plan = dataclasses.replace(base, **change)
-            work = Work(x["q"], x["k"], x["v"], x["gk"], x.get("bonus"), 1.0, False, None, plan=plan, segments=1)
-            row["prep"] = median(work.prep, flush)
-            row["scan"] = median(lambda: work.scan(x["v"], None), flush)  # noqa: B023
-            row["save"] = median(lambda: work.scan(x["v"], None, out=False, save=True), flush)  # noqa: B023
-            row["reverse"] = median(lambda: work.scan(do, None, reverse=True, save=True), flush)  # noqa: B023
-            states = work.scan(x["v"], None, out=False, save=True)[1]
-            exits = work.scan(do, None, reverse=True, save=True)[1]
-            assert states is not None
-            row["grad"] = median(lambda: work.grad(do, states, exits), flush)  # noqa: B023
+            for kernel, fn in _launch_all(_work(x, dataclasses.replace(base, **change)), x["v"], do).items():
+                row[kernel] = median(fn, flush, 7)
             print(f"{shape} {name}: " + "  ".join(f"{n} {ms:.3f}" for n, ms in row.items()), flush=True)
         except Exception as e:
             print(f"{shape} {name}: {row} {e!r:.120}", flush=True)
+
+
+def warm(shapes: list[str], workers: int) -> None:
+    """Compile what `time` and `kernels` will need, in parallel."""
+    jobs = [["warmed", shape, name] for shape in shapes for name in ["", *_variants(None)]]
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        list(pool.map(lambda job: subprocess.run([sys.executable, __file__, *job], check=False), jobs))
+
+
+def _warm_one(shape: str, name: str) -> None:
+    x = _inputs(shape, 128)
+    if not name:
+        y = {n: t.requires_grad_() for n, t in x.items()}
+        torch.autograd.grad(vector_linear(**y)[0].sum(), list(y.values()))
+        return
+    plan = dataclasses.replace(_plan(x, {}, x["q"].shape[0]), **_variants(None)[name])
+    _launch_all(_work(x, plan), x["v"], torch.zeros_like(x["v"]))
 
 
 def main() -> None:
     what, names = (sys.argv[1:2] or ["check"])[0], sys.argv[2:]
     if what == "case":
         sys.exit(0 if _report(names[0]) else 1)
+    if what == "warm":
+        return warm(names, int(os.environ.get("WORKERS", "12")))
+    if what == "warmed":
+        return _warm_one(*names)
     if what == "check":
         sys.exit(0 if check_all(names or list(CASES), int(os.environ.get("WORKERS", "12"))) else 1)
     flush = torch.empty(1 << 27, dtype=torch.int8, device="cuda")

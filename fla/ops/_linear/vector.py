@@ -135,7 +135,7 @@ class Work:
         launch = p.save if o is None else p.scan
         split = kernel.SUMMARY if total is not None else kernel.WHOLE if entry is None else kernel.STRETCH
         parts = self.segments - 1 if split == kernel.SUMMARY else self.segments if split else 1
-        otma = p.tma and not self.ragged and self.V == p.vp and o is not None and o.dtype == x.dtype
+        otma = p.tma and not self.ragged and p.vp == self.V and o is not None and o.dtype == x.dtype
         _scan(
             p.vp // bv * self.H * parts * self.N,
             (
@@ -195,7 +195,7 @@ class Work:
         du = self.new(self.table.chunks, self.H, self.K, dtype=torch.float32) if bonus else None
         gprec = "raw" if self.raw else p.prec
         block = (p.chunk, p.gkb)
-        tma = p.tma and not self.ragged and self.K == p.kp and dq.dtype == self.k.dtype
+        tma = p.tma and not self.ragged and p.kp == self.K and dq.dtype == self.k.dtype
         gtma = tma and dg is not None and dg.element_size() == 2
         types = {"QT": dq, "KT": dq if dk is None else dk, "GT": dq if dg is None else dg}
         _grad(
