@@ -34,6 +34,7 @@ INF = float("inf")
 
 # name -> (inputs, settings: "cu", "v_first", "reverse", "change" of the plan, "segments")
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "L": ({"T": 128, "H": 96, "gate_dtype": BF}, {}),
     "plain": ({"T": 512, "H": 4, "gate_dtype": BF}, {}),
     "ragged, states": ({"T": 300, "H": 4, "B": 2, "initial": True}, {}),
     "bonus": ({"T": 300, "H": 4, "bonus": True, "initial": True}, {}),
