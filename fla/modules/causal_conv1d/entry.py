@@ -19,8 +19,7 @@ def forward(
     """``y`` like ``x`` and the final state; no autograd."""
     rows = launch.rows_of(x)
     call = launch.Call.make(rows, weight.shape[1], cu_seqlens)
-    weight, bias, state = _contiguous(weight), _contiguous(bias), _contiguous(state)
-    assert weight is not None
+    weight, bias, state = weight.contiguous(), _contiguous(bias), _contiguous(state)
     added = None if residual is None else launch.rows_of(residual)
     y = launch.conv_fwd(call, rows, weight, bias, added, state, activation is not None)
     return y if y.dim() == x.dim() else y.view(x.shape), launch.conv_final(call, rows, state) if final else None
@@ -33,9 +32,8 @@ def backward(
     """Gradients of ``x``, ``weight``, ``bias`` and the initial state, where needed."""
     rows = launch.rows_of(x)
     call = launch.Call.make(rows, weight.shape[1], cu_seqlens, backward=True)
-    weight, bias, state = _contiguous(weight), _contiguous(bias), _contiguous(state)
+    weight, bias, state = weight.contiguous(), _contiguous(bias), _contiguous(state)
     dfinal = _contiguous(dfinal)
-    assert weight is not None
     dy = torch.zeros_like(rows) if dy is None else launch.rows_of(dy)
     silu = activation is not None
     dx = dw = db = dstate = None
@@ -100,8 +98,7 @@ def causal_conv1d_update(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     assert weight is not None
     N, D, _ = cache.shape
-    weight, bias = _contiguous(weight), _contiguous(bias)
-    assert weight is not None
+    weight, bias = weight.contiguous(), _contiguous(bias)
     # A cache that is a slice of a larger one is shifted in a copy and written back.
     dense = cache.contiguous()
     rows, added = _rows(x, N, D), None if residual is None else _rows(residual, N, D)

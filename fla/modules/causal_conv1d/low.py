@@ -94,7 +94,7 @@ def causal_conv1d_fwd(
 )
 def causal_conv1d_bwd(
     x: Tensor,
-    dy: Tensor,
+    dy: Tensor | None,
     dht: Tensor | None,
     weight: Tensor | None = None,
     bias: Tensor | None = None,

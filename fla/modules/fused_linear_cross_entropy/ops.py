@@ -126,7 +126,9 @@ def run_chunks(
                 add_weight_grad(dw, logits, h[rows], first=rows.start == 0)
             if db is not None:
                 db += logits.sum(0, dtype=db.dtype)
-        logits = buffer = None
+            del logits
+        # Before the gradients are converted: that is when most memory is taken.
+        del buffer
         loss = losses.sum() / divisor
         if dx is not None and s.process_group is not None:
             dist.all_reduce(dx, group=s.process_group)
