@@ -23,11 +23,12 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
 from check_delta import SHAPES, median_ms
 from delta_reference import ratio
-from linear_reference import make_inputs, recurrence, with_gradients
+from linear_reference import make_inputs, normalized, normalized_with_gradients, recurrence, with_gradients
 
 from fla.ops._common.policy import Launch, chip_of
 from fla.ops._linear import scalar
 from fla.ops._linear.autograd import scalar_linear
+from fla.ops._linear.normalizer import normalized_linear
 from fla.ops._linear.policy import scalar_plan
 from fla.ops._linear.scalar import Decays, ScalarCall
 
@@ -138,6 +139,45 @@ def check(name: str) -> tuple[dict[str, float], dict[str, object]]:
     return errors, {**wrong, "wrong": bad} if bad else wrong
 
 
+NORMALIZED: dict[str, dict] = {
+    "n:plan": {"T": 300, "H": 4},
+    "n:many": {"T": 200, "H": 70},
+    "n:fp16 varlen": {"T": 300, "H": 2, "K": 64, "dtype": HF, "cu": [0, 5, 5, 69, 200, 300]},
+    "n:K256": {"T": 150, "H": 2, "K": 256, "V": 64},
+    "n:fp32": {"T": 150, "H": 2, "K": 60, "V": 40, "dtype": F32},
+    "n:reverse": {"T": 150, "H": 2, "reverse": True},
+}
+
+
+def check_normalized(name: str, device: str = "cuda") -> tuple[dict[str, float], list[str]]:
+    """Errors of normalised linear attention through its public op, and which are over the limit."""
+    from fla.backends import use_backend
+    from fla.ops.linear_attn import chunk_linear_attn, fused_recurrent_linear_attn
+
+    s = {"K": 128, "dtype": BF, "gate": None, "initial": True, **NORMALIZED[name]}
+    cu, reverse, dtype = s.pop("cu", None), s.pop("reverse", False), s["dtype"]
+    x = make_inputs(**s, device=device, sequences=len(cu) - 1 if cu else None)
+    x["q"], x["k"] = (torch.nn.functional.elu(x[n]) + 1 for n in ("q", "k"))
+    h0 = x["initial_state"]
+    x["z"] = torch.rand(h0.shape[0], 1, *h0.shape[1:3], device=device) * 10
+    y = {n: t.clone().requires_grad_() for n, t in x.items()}
+    args = y["q"], y["k"], y["v"], None, (y["initial_state"], y["z"]), True
+    cut = None if cu is None else torch.tensor(cu, device=device)
+    with use_backend("triton", strict=True):
+        if reverse:
+            o, (ht, z) = fused_recurrent_linear_attn(*args, True, True, cut)
+        else:
+            o, (ht, z) = chunk_linear_attn(*args, True, cut)
+    weights = [torch.randn_like(t.detach().float()).to(t.dtype) for t in (o, ht, z)]
+    loss = sum((a.float() * w.float()).sum() for a, w in zip((o, ht, z), weights, strict=True))
+    grads = torch.autograd.grad(loss, list(y.values()))
+    ref, want = normalized_with_gradients(x, weights, cu=cu, reverse=reverse)
+    errors = {n: ratio(a, b) for n, a, b in zip(("o", "ht", "zt"), (o, ht, z), ref, strict=True)}
+    errors |= {n: ratio(a, want[n]) for n, a in zip(y, grads, strict=True)}
+    limit = 1e-4 if dtype == F32 else 5e-3
+    return errors, [n for n, e in errors.items() if not e < limit * (1 if n in ("o", "ht", "zt") else 2)]
+
+
 def check_decode() -> bool:
     green = True
     for vf in (False, True):
@@ -149,6 +189,14 @@ def check_decode() -> bool:
             errors = ratio(o, ref[0]), ratio(ht, ref[1])
             green = green and max(errors) < 5e-3
             print(f"decode {gate} v_first={vf}: o {errors[0]:.1e} ht {errors[1]:.1e}", flush=True)
+    x = make_inputs(B=4, T=3, H=8, K=128, dtype=BF, device="cuda", gate=None)
+    x["q"], x["k"] = (torch.nn.functional.elu(x[n]) + 1 for n in ("q", "k"))
+    o, ht, z = normalized_linear(**x, final=True, tokens=True)
+    errors = tuple(
+        ratio(a, b) for a, b in zip((o, ht, z), normalized({n: t.double() for n, t in x.items()}), strict=True)
+    )
+    print("decode normalised", errors)
+    green = green and max(errors) < 5e-3
     return green
 
 
@@ -164,7 +212,7 @@ def check_all(names: list[str]) -> bool:
 
     green = True
     with ThreadPoolExecutor(int(os.environ.get("JOBS", "6"))) as pool:
-        for line in pool.map(one, [*(names or CASES), *(() if names else ("decode",))]):
+        for line in pool.map(one, names or [*CASES, *NORMALIZED, "decode"]):
             green = green and "FAIL" not in line
             print(line, flush=True)
     print("all right" if green else "NOT all right")
@@ -176,7 +224,7 @@ def one(name: str) -> None:
         print("decode", "right" if check_decode() else "FAIL")
         return
     t = time.time()
-    errors, wrong = check(name)
+    errors, wrong = check_normalized(name) if name in NORMALIZED else check(name)
     row = " ".join(f"{n} {e:.1e}" for n, e in errors.items())
     print(f"{name:17s} {time.time() - t:5.1f}s {row} {f'FAIL {wrong}' if wrong else ''}", flush=True)
 

@@ -70,3 +70,29 @@ def with_gradients(x: dict[str, Tensor], do: Tensor, dht: Tensor, **kw) -> dict[
     zero = {n: torch.zeros_like(t) for n, t in leaves.items()}
     grads = [zero[n] if t is None else t for n, t in zip(leaves, grads, strict=True)]
     return {"o": o.detach(), "ht": ht.detach(), **dict(zip(leaves, grads, strict=True))}
+
+
+def normalized(
+    x: dict[str, Tensor], *, scale: float | None = None, cu: list[int] | None = None, reverse: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(o, final state, sum of keys `[N, 1, H, K]`) of normalised linear attention, token by token; ``x["z"]`` as given
+    to the op."""
+    ones = torch.ones_like(x["v"][..., :1])
+    h0, z = x.get("initial_state"), x.get("z")
+    top = {n: x[n] for n in ("q", "k", "v")} | ({} if h0 is None else {"initial_state": h0})
+    low = {"q": x["q"], "k": x["k"], "v": ones} | ({} if z is None else {"initial_state": z[:, 0].unsqueeze(-1)})
+    o, ht = recurrence(top, scale=scale, cu=cu, reverse=reverse)
+    den, zt = recurrence(low, scale=scale, cu=cu, reverse=reverse)
+    return o / (den + 1e-10), ht, zt.squeeze(-1).unsqueeze(1)
+
+
+def normalized_with_gradients(
+    x: dict[str, Tensor], weights: list[Tensor], **kw
+) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Results of `normalized` and the gradients of their sum with ``weights``, all float64."""
+    with torch.enable_grad():
+        y = {n: t.detach().double().requires_grad_() for n, t in x.items()}
+        out = normalized(y, **kw)
+        loss = sum((a * w.double()).sum() for a, w in zip(out, weights, strict=True))
+        grads = torch.autograd.grad(loss, list(y.values()))
+    return [a.detach() for a in out], dict(zip(y, grads, strict=True))

@@ -16,6 +16,17 @@ from fla.ops._linear.policy import DECODE_TOKENS
 from fla.ops._linear.scalar import Decays, ScalarCall
 
 
+def forward(
+    call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gamma: Tensor | None, h0: Tensor | None,
+    final: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """(o, final state or None, and for the backward the sums of log decays and the states where stretches begin)."""
+    decays = Decays(scalar.decay_sums(call, g), gamma)
+    entry = scalar.entries(call, k, v, decays, h0)
+    o, ht = scalar.forward(call, q, k, v, decays, h0, entry, final)
+    return o, ht, decays.sums, entry
+
+
 class ScalarLinear(torch.autograd.Function):
     """``(o, final state or None)``; see `scalar_linear`."""
 
@@ -24,12 +35,9 @@ class ScalarLinear(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gamma: Tensor | None, h0: Tensor | None,
         call: ScalarCall, final: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        decays = Decays(scalar.decay_sums(call, g), gamma)
-        entry = scalar.entries(call, k, v, decays, h0)
-        o, ht = scalar.forward(call, q, k, v, decays, h0, entry, final)
-        if any(ctx.needs_input_grad):
-            ctx.save_for_backward(q, k, v, g, gamma, h0, decays.sums, entry)
-            ctx.call = call
+        o, ht, sums, entry = forward(call, q, k, v, g, gamma, h0, final)
+        ctx.save_for_backward(q, k, v, g, gamma, h0, sums, entry)
+        ctx.call = call
         ctx.set_materialize_grads(False)
         return o, ht
 
@@ -76,7 +84,7 @@ def scalar_linear(
     short = tokens and k.shape[1] <= DECODE_TOKENS and not needs_backward((q, k, v, g, h0))
     if k.numel() == 0 or v.numel() == 0 or sequences == 0:
         return _nothing_to_scan(
-            v, h0, (sequences, k.shape[2], k.shape[3], v.shape[3]), output_final_state, state_v_first
+            q, k, v, h0, (sequences, k.shape[2], k.shape[3], v.shape[3]), output_final_state, state_v_first
         )
     with on_device(q):
         if short:
@@ -91,6 +99,8 @@ def scalar_linear(
             )  # fmt: skip
         decay = TOKEN_DECAY if g is not None else NO_DECAY if g_gamma is None else HEAD_DECAY
         call = ScalarCall.make(k, v, scale, decay, state_v_first, cu_seqlens, **make)
+        if not needs_backward((q, k, v, g, h0)):
+            return forward(call, q, k, v, g, g_gamma, h0, output_final_state)[:2]
         o, ht = ScalarLinear.apply(q, k, v, g, g_gamma, h0, call, output_final_state)
     return o, ht
 
@@ -108,10 +118,11 @@ def _reversed(
 
 
 def _nothing_to_scan(
-    v: Tensor, h0: Tensor | None, size: tuple[int, int, int, int], final: bool, v_first: bool
+    q: Tensor, k: Tensor, v: Tensor, h0: Tensor | None, size: tuple[int, int, int, int], final: bool, v_first: bool
 ) -> tuple[Tensor, Tensor | None]:
     N, H, K, V = size
-    o = torch.zeros_like(v)
+    # Of axes of no length, but part of the graph as any other result.
+    o = torch.zeros_like(v) + (q[..., :0].sum() + k[..., :0].sum() + v[..., :0].sum())
     if not final:
         return o, None
     shape = (N, H, V, K) if v_first else (N, H, K, V)

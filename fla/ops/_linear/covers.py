@@ -6,29 +6,34 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fla.backends import needs_backward
-from fla.ops._common.covers import Answer, covers_chunk
-from fla.ops._linear.policy import DECODE_TOKENS
+from fla.ops._common.covers import Answer
+from fla.ops._common.policy import chip_of
+
+MAX_HEAD_DIM = 512
 
 
 def covers_scalar(q: Tensor, v: Tensor) -> Answer:
-    """Verifier of the chunked ops."""
-    if q.dtype == torch.float32 and q.shape[-1] > 128:
-        return False, f"in float32 the Triton kernels take K up to 128, got {q.shape[-1]}"
-    return covers_chunk(q, v)
+    """Verifier of the chunked and the recurrent ops, and what every call must meet."""
+    if q.dtype == torch.float64:
+        return False, "the Triton kernels compute in float32, float64 runs in PyTorch"
+    K, V = q.shape[-1], v.shape[-1]
+    if max(K, V) > MAX_HEAD_DIM:
+        return False, f"the Triton kernels take K and V up to {MAX_HEAD_DIM}, got {K} and {V}"
+    chip = chip_of(q.device)
+    if chip.vendor == "nvidia" and chip.arch < 80:
+        return False, f"the Triton kernels need compute capability 8.0, this GPU has {chip.arch / 10}"
+    return True, None
 
 
-def covers_recurrent(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, initial_state: Tensor | None, reverse: bool
-) -> Answer:
-    """Verifier of the recurrent ops."""
-    if reverse and (q.shape[1] > DECODE_TOKENS or needs_backward((q, k, v, g, initial_state))):
-        return False, f"the Triton kernels run in reverse without gradients and up to {DECODE_TOKENS} tokens only"
+def covers_parallel(q: Tensor, v: Tensor, output_attentions: bool) -> Answer:
+    """Verifier of the parallel ops."""
+    if output_attentions:
+        return False, "the Triton kernels never form the [T, T] scores that output_attentions=True asks for"
     return covers_scalar(q, v)
 
 
 def covers_linear_attn(q: Tensor, v: Tensor, normalize: bool) -> Answer:
-    """Verifier of the linear_attn ops, without their ``reverse``."""
-    if normalize:
-        return False, "the Triton kernels leave the normaliser to PyTorch"
+    """Verifier of the linear_attn ops."""
+    if normalize and (0 in q.shape or 0 in v.shape):
+        return False, "there is nothing to launch for axes of no length"
     return covers_scalar(q, v)

@@ -57,9 +57,10 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool) -> S
         bk, bv = min(pow2(K), 64), min(pow2(V), 64)
         one_scan = pow2(K) <= 64
         scan = Launch(4, 1 if wide else 2)
+        bv, grad_k = (min(bv, 32), min(bk, 32)) if wide else (bv, bk)
         return ScalarPlan(
-            32, False, chip.exact if wide else chip.wide, one_scan, bk, min(bv, 32) if wide else bv,
-            min(bv, 32) if wide else bv, min(bk, 32) if wide else bk, min(bv, 32) if wide else bv, scan, scan, Launch(4, 1), Launch(4),
+            32, False, chip.exact if wide else chip.wide, one_scan, bk, bv, bv, grad_k, bv, scan, scan, Launch(4, 1),
+            Launch(4),
         )  # fmt: skip
     bk, bv = min(pow2(K), 128), min(pow2(V), 128)
     # Two V blocks a head only where all programs still run at once: one program fills a multiprocessor.

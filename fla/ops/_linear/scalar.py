@@ -230,9 +230,12 @@ def states(
 
 def gradients(
     call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, decays: Decays, do: Tensor, S: Tensor,
-    X: Tensor,
+    X: Tensor, norm: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """(dq, dk, dv, dg in g's dtype or None)."""
+    """(dq, dk, dv, dg in g's dtype or None).
+
+    ``norm``: gradient of the denominators `[B, T, H]`, sums of keys before and of weighted queries after each chunk.
+    """
     p, t, bk, bv = call.plan, call.table, call.plan.grad_k, call.plan.grad_v
     blocks, rows = -(-call.K // bk), call.B * call.T
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
@@ -248,12 +251,12 @@ def gradients(
         q, k, v, do, call.rows(q, call.K, bk), call.rows(k, call.K, bk), S, call.states(S, bv, bk), X,
         call.states(X, bv, bk),
     )  # fmt: skip
-    gates = (*decays.args(k), k if g is None else g)
+    gates = (*decays.args(k), k if g is None else g, *((k, k, k) if norm is None else norm))
     out = (dq, call.rows(dq, call.K, bk), dk, call.rows(dk, call.K, bk), dv, call.rows(dv, call.V, bv))
     rest = (k if dg is None else dg, k if t.rows is None else t.rows, *call.index(k), rows, call.scale)
     meta = {
-        "K": call.K, "V": call.V, "BK": bk, "BV": bv, "C": p.chunk, "DECAY": call.decay, "VARLEN": t.varlen,
-        "DESC": p.descriptors, "TAILS": False, "DOT": p.dot,
+        "K": call.K, "V": call.V, "BK": bk, "BV": bv, "C": p.chunk, "DECAY": call.decay,
+        "NORM": norm is not None, "VARLEN": t.varlen, "DESC": p.descriptors, "TAILS": False, "DOT": p.dot,
     }  # fmt: skip
     given = (q, k, v, do, decays.gamma, g, t.cu)
     options = p.grad.options(call.chip)
@@ -277,9 +280,13 @@ def decode_launch(K: int, v_first: bool) -> tuple[int, Launch]:
 
 def recurrent(
     q: Tensor, k: Tensor, v: Tensor, *, g: Tensor | None, gamma: Tensor | None, scale: float, state: Tensor | None,
-    final: bool, reverse: bool, v_first: bool, cu_seqlens: Tensor | None,
+    final: bool, reverse: bool, v_first: bool, cu_seqlens: Tensor | None, z: Tensor | None = None,
+    zt: Tensor | None = None, eps: float = 0.0,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Token by token in one launch: outputs and the final state (fp32). All tensors are contiguous."""
+    """Token by token in one launch: outputs and the final state (fp32). All tensors are contiguous.
+
+    With ``zt`` outputs are divided by their normaliser plus ``eps``; the sum of keys begins with ``z`` and goes there.
+    """
     B, T, H, K = k.shape
     V = v.shape[3]
     N = B if cu_seqlens is None else cu_seqlens.numel() - 1
@@ -290,13 +297,17 @@ def recurrent(
     args = (
         q, k, v, k if g is None else g, k if gamma is None else gamma, k if state is None else state,
         k if ht is None else ht, o, k if cu_seqlens is None else cu_seqlens, T, H, int(state is not None),
-        int(ht is not None), scale,
+        int(ht is not None), scale, k if z is None else z, k if zt is None else zt, int(z is not None), eps,
     )  # fmt: skip
     meta = {
-        "K": K, "V": V, "BK": pow2(K), "BV": bv, "DECAY": decay, "REVERSE": reverse, "VFIRST": v_first,
-        "VARLEN": cu_seqlens is not None,
+        "K": K, "V": V, "BK": pow2(K), "BV": bv, "DECAY": decay, "NORM": zt is not None, "REVERSE": reverse,
+        "VFIRST": v_first, "VARLEN": cu_seqlens is not None,
     }  # fmt: skip
     _recurrent(
-        -(-V // bv) * H * N, args, meta, launch.options(chip_of(k.device)), (q, k, v, g, gamma, state, cu_seqlens, ht)
+        -(-V // bv) * H * N,
+        args,
+        meta,
+        launch.options(chip_of(k.device)),
+        (q, k, v, g, gamma, state, cu_seqlens, ht, z),
     )
     return o, ht

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fla.ops._linear.covers import covers_scalar
 from fla.ops._linear.op import HEAD_FIRST, linear_op
 from fla.ops._linear.rows import LIGHTNING_ATTN, lightning_decay
 from fla.ops._linear.torch_chunk import linear_attention
@@ -13,7 +14,13 @@ from fla.ops.lightning_attn.checks import check_layer
 __all__ = ["chunk_lightning_attn"]
 
 
-@linear_op(LIGHTNING_ATTN, check=check_layer, removed=HEAD_FIRST)
+@linear_op(
+    LIGHTNING_ATTN,
+    check=check_layer,
+    removed=HEAD_FIRST,
+    triton="fla.ops._linear.entry:chunk_lightning_attn",
+    triton_verifier=covers_scalar,
+)
 def chunk_lightning_attn(
     q: Tensor,
     k: Tensor,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fla.ops._linear.covers import covers_scalar
 from fla.ops._linear.op import linear_op
 from fla.ops._linear.rows import LIGHTNING_ATTN, lightning_decay
 from fla.ops._linear.torch_chunk import linear_attention
@@ -13,7 +14,12 @@ from fla.ops.lightning_attn.checks import check_layer
 __all__ = ["fused_recurrent_lightning_attn"]
 
 
-@linear_op(LIGHTNING_ATTN, check=check_layer)
+@linear_op(
+    LIGHTNING_ATTN,
+    check=check_layer,
+    triton="fla.ops._linear.entry:fused_recurrent_lightning_attn",
+    triton_verifier=covers_scalar,
+)
 def fused_recurrent_lightning_attn(
     q: Tensor,
     k: Tensor,

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fla.ops._linear.covers import covers_linear_attn
 from fla.ops._linear.op import linear_op
 from fla.ops._linear.rows import LINEAR_ATTN
 from fla.ops.linear_attn.utils import State, outputs, run
@@ -14,7 +15,12 @@ from fla.ops.linear_attn.utils import State, outputs, run
 __all__ = ["fused_recurrent_linear_attn"]
 
 
-@linear_op(LINEAR_ATTN, outputs=outputs)
+@linear_op(
+    LINEAR_ATTN,
+    outputs=outputs,
+    triton="fla.ops._linear.entry:fused_recurrent_linear_attn",
+    triton_verifier=covers_linear_attn,
+)
 def fused_recurrent_linear_attn(
     q: Tensor,
     k: Tensor,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fla.ops._linear.covers import covers_scalar
 from fla.ops._linear.op import HEAD_FIRST, linear_op
 from fla.ops._linear.rows import RETENTION, retention_decay
 from fla.ops._linear.torch_chunk import linear_attention
@@ -12,7 +13,7 @@ from fla.ops._linear.torch_chunk import linear_attention
 __all__ = ["chunk_retention"]
 
 
-@linear_op(RETENTION, removed=HEAD_FIRST)
+@linear_op(RETENTION, removed=HEAD_FIRST, triton="fla.ops._linear.entry:chunk_retention", triton_verifier=covers_scalar)
 def chunk_retention(
     q: Tensor,
     k: Tensor,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fla.ops._linear.covers import covers_scalar
 from fla.ops._linear.op import linear_op
 from fla.ops._linear.rows import RETENTION, retention_decay
 from fla.ops._linear.torch_chunk import linear_attention
@@ -12,7 +13,7 @@ from fla.ops._linear.torch_chunk import linear_attention
 __all__ = ["fused_chunk_retention"]
 
 
-@linear_op(RETENTION)
+@linear_op(RETENTION, triton="fla.ops._linear.entry:fused_chunk_retention", triton_verifier=covers_scalar)
 def fused_chunk_retention(
     q: Tensor,
     k: Tensor,

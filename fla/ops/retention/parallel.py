@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fla.ops._linear.covers import covers_parallel
 from fla.ops._linear.op import linear_op
 from fla.ops._linear.parallel import attention_outputs, check_attentions
 from fla.ops._linear.rows import RETENTION, retention_decay
@@ -14,7 +15,13 @@ from fla.ops._linear.torch_parallel import with_attentions
 __all__ = ["parallel_retention"]
 
 
-@linear_op(RETENTION, check=check_attentions, outputs=attention_outputs)
+@linear_op(
+    RETENTION,
+    check=check_attentions,
+    outputs=attention_outputs,
+    triton="fla.ops._linear.entry:parallel_retention",
+    triton_verifier=covers_parallel,
+)
 def parallel_retention(
     q: Tensor,
     k: Tensor,

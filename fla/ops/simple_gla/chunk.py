@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fla.ops._linear.covers import covers_scalar
 from fla.ops._linear.op import HEAD_FIRST, STATE_LAYOUT, linear_op
 from fla.ops._linear.rows import SIMPLE_GLA
 from fla.ops._linear.torch_chunk import linear_attention
@@ -12,7 +13,13 @@ from fla.ops._linear.torch_chunk import linear_attention
 __all__ = ["chunk_simple_gla"]
 
 
-@linear_op(SIMPLE_GLA, renamed=STATE_LAYOUT, removed=HEAD_FIRST)
+@linear_op(
+    SIMPLE_GLA,
+    renamed=STATE_LAYOUT,
+    removed=HEAD_FIRST,
+    triton="fla.ops._linear.entry:chunk_simple_gla",
+    triton_verifier=covers_scalar,
+)
 def chunk_simple_gla(
     q: Tensor,
     k: Tensor,

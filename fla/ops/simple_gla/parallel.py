@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fla.ops._linear.covers import covers_parallel
 from fla.ops._linear.op import linear_op
 from fla.ops._linear.parallel import attention_outputs, check_attentions
 from fla.ops._linear.rows import SIMPLE_GLA
@@ -14,7 +15,13 @@ from fla.ops._linear.torch_parallel import with_attentions
 __all__ = ["parallel_simple_gla"]
 
 
-@linear_op(SIMPLE_GLA, check=check_attentions, outputs=attention_outputs)
+@linear_op(
+    SIMPLE_GLA,
+    check=check_attentions,
+    outputs=attention_outputs,
+    triton="fla.ops._linear.entry:parallel_simple_gla",
+    triton_verifier=covers_parallel,
+)
 def parallel_simple_gla(
     q: Tensor,
     k: Tensor,

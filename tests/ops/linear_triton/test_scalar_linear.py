@@ -168,25 +168,35 @@ def test_wide_keys_over_stretches_of_time():
     check(run(x, change={"one_scan": False, "block_k": 16, "grad_k": 32, "states_v": 16}, segments=3))
 
 
-def test_entries_agree_with_the_public_ops_they_will_serve():
-    import inspect
-
+def _ops():
     import fla.ops
     from fla.ops._linear import entry
 
-    x = make_inputs(T=20, H=2, K=16, initial=True)
-    q, k, v, h0 = (x[n] for n in ("q", "k", "v", "initial_state"))
-    names = [n for n in dir(entry) if n.startswith(("chunk_", "fused_"))]
-    assert len(names) == 10
-    for name in names:
-        public, ours = getattr(fla.ops, name), getattr(entry, name)
+    names = [n for n in dir(entry) if n.startswith(("chunk_", "fused_", "parallel_"))]
+    assert len(names) >= 13
+    return {n: (getattr(fla.ops, n), getattr(entry, n)) for n in names}
+
+
+def test_entries_have_the_parameters_of_the_ops_they_serve():
+    import inspect
+
+    for name, (public, ours) in _ops().items():
         shared = [p for p in inspect.signature(public).parameters if p in inspect.signature(ours).parameters]
         assert shared == list(inspect.signature(ours).parameters), name
-        kw = {"initial_state": h0, "output_final_state": True}
+
+
+def test_public_ops_run_on_the_kernels_and_agree_with_pytorch():
+    from fla.backends import last_decision, use_backend
+
+    x = make_inputs(T=20, H=2, K=16, initial=True)
+    q, k, v, h0 = (x[n] for n in ("q", "k", "v", "initial_state"))
+    for name, (public, _) in _ops().items():
+        kw = {} if "parallel" in name else {"initial_state": h0, "output_final_state": True}
         kw |= {"layer_idx": 1, "num_layers": 4} if "lightning" in name else {}
         kw |= {"normalize": False} if "linear" in name else {"g": x["g"]} if "simple" in name else {}
-        if name == "fused_recurrent_lightning_attn":
-            kw["layer_idx"] = 0
-        ref = public(q, k, v, **kw)
-        o, ht = ours(q, k, v, **kw)
-        check({"o": ratio(o, ref[0]), "ht": ratio(ht, ref[1])})
+        with use_backend("torch"):
+            ref = public(q, k, v, **kw)
+        with use_backend("triton", strict=True):
+            o, ht = public(q, k, v, **kw)
+        assert last_decision().backend == "triton", name
+        check({"o": ratio(o, ref[0])} | ({} if ref[1] is None else {"ht": ratio(ht, ref[1])}))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fla.ops._common.policy import CHIPS
-from fla.ops._linear.covers import covers_linear_attn, covers_recurrent, covers_scalar
+from fla.ops._linear.covers import covers_parallel, covers_scalar
 from fla.ops._linear.policy import scalar_plan, time_segments
 
 H200 = CHIPS["sm90"]
@@ -48,13 +48,10 @@ def test_what_the_kernels_do_not_cover_is_refused_with_a_reason():
     def tensor(T=4, K=16, dtype=torch.float32):
         return torch.zeros(1, T, 1, K, dtype=dtype)
 
-    x, wide = tensor(), tensor(K=257)
-    assert covers_scalar(x, x) == (True, None)
+    x = tensor()
+    for K in (1, 33, 200, 512):
+        assert covers_scalar(tensor(K=K), tensor(K=513 - K)) == (True, None)
     assert "float64" in str(covers_scalar(tensor(dtype=torch.float64), x)[1])
-    assert "257" in str(covers_scalar(x, wide)[1])
-    assert "128" in str(covers_scalar(tensor(K=200), x)[1])
-    assert "normaliser" in str(covers_linear_attn(x, x, True)[1])
-    assert covers_recurrent(x, x, x, None, None, True)[0]
-    assert "reverse" in str(covers_recurrent(tensor(40), x, x, None, None, True)[1])
-    assert "reverse" in str(covers_recurrent(x, x, x, None, x.clone().requires_grad_(), True)[1])
-    assert covers_recurrent(tensor(40), x, x, None, None, False)[0]
+    assert "513" in str(covers_scalar(x, tensor(K=513))[1])
+    assert covers_parallel(x, x, False) == (True, None)
+    assert "output_attentions" in str(covers_parallel(x, x, True)[1])

@@ -10,14 +10,16 @@ import triton
 import triton.language as tl
 
 from fla.ops._common.kernels import sequence_at
+from fla.ops._common.tiles import narrow
 
 
-@triton.jit(do_not_specialize=["T", "H", "has_h0", "has_ht"])
+@triton.jit(do_not_specialize=["T", "H", "has_h0", "has_ht", "has_z"])
 def scalar_recurrent(
-    q, k, v, g, gamma, h0, ht, o, cu, T, H, has_h0, has_ht, scale, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
-    BV: tl.constexpr, DECAY: tl.constexpr, REVERSE: tl.constexpr, VFIRST: tl.constexpr, VARLEN: tl.constexpr,
+    q, k, v, g, gamma, h0, ht, o, cu, T, H, has_h0, has_ht, scale, z, zt, has_z, eps, K: tl.constexpr,
+    V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, DECAY: tl.constexpr, NORM: tl.constexpr,
+    REVERSE: tl.constexpr, VFIRST: tl.constexpr, VARLEN: tl.constexpr,
 ):  # fmt: skip
-    """DECAY as in `scalar_scan`. REVERSE: from the last token to the first."""
+    """DECAY as in `scalar_scan`. NORM: divide by the normaliser. REVERSE: from the last token to the first."""
     NV: tl.constexpr = (V + BV - 1) // BV
     KA: tl.constexpr = 1 if VFIRST else 0
     VA: tl.constexpr = 1 - KA
@@ -39,6 +41,9 @@ def scalar_recurrent(
     S = tl.load(h0 + so, mask=sm & (has_h0 != 0), other=0.0).to(tl.float32)
     if DECAY == 2:
         fixed = tl.exp(tl.load(gamma + h).to(tl.float32))
+    if NORM:
+        zo = (n.to(tl.int64) * H + h) * K + ck
+        zz = tl.load(z + zo, mask=mk & (has_z != 0), other=0.0).to(tl.float32)
     for step in range(length):
         t = length - 1 - step if REVERSE else step
         row = (bos + t).to(tl.int64) * H + h
@@ -51,5 +56,10 @@ def scalar_recurrent(
             S *= fixed
         S += tl.expand_dims(kt, VA) * tl.expand_dims(vt, KA)
         ot = tl.sum(S * tl.expand_dims(qt, VA), KA)
-        tl.store(o + row * V + cv, ot.to(o.dtype.element_ty), mask=mv)
+        if NORM:
+            zz += kt
+            ot = ot / (tl.sum(zz * qt, 0) + eps)
+        tl.store(o + row * V + cv, narrow(ot, o.dtype.element_ty), mask=mv)
+    if NORM:
+        tl.store(zt + zo, zz, mask=mk & (pid % NV == 0))
     tl.store(ht + so, S, mask=sm & (has_ht != 0))

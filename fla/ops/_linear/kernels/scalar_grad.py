@@ -21,14 +21,14 @@ import triton.language as tl
 
 from fla.ops._common.kernels import LOG2E, chunk_at, sequence_at
 from fla.ops._common.tiles import load_rows, load_tile, store_rows
-from fla.ops._linear.kernels.scalar_scan import FLOOR, chunk_decays, decayed_scores
+from fla.ops._linear.kernels.scalar_scan import FLOOR, chunk_decays, decayed_scores, row_factors
 
 
 @triton.jit
 def _chunk_grad(
-    q, k, v, do, qd, kd, St, Sd, Xt, Xd, sums, gamma, g, dq, dqd, dk, dkd, dv, dvd, dg, row, n, tile, h, kb0, H, rows,
-    scale, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, DECAY: tl.constexpr,
-    DESC: tl.constexpr, DOT: tl.constexpr,
+    q, k, v, do, qd, kd, St, Sd, Xt, Xd, sums, gamma, g, dden, z, x, dq, dqd, dk, dkd, dv, dvd, dg, row, n, tile, h,
+    kb0, H, rows, scale, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
+    DECAY: tl.constexpr, NORM: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     # Outside loops a descriptor load is waited for at once. Loads that come together go through registers instead,
     # all in flight.
@@ -46,6 +46,11 @@ def _chunk_grad(
         dj = load_rows(do, do, row, n, h, H, j * BV, V, BV, C, D1)
         E = tl.dot(vj, tl.trans(dj), E, input_precision=DOT)
     b, last = chunk_decays(sums, gamma, tile, n, h, C, DECAY)
+    c = k0 + tl.arange(0, BK)
+    if NORM:
+        # The denominators are outputs too, for a value of one in every row.
+        dd = row_factors(dden, row, n, h, H, C)
+        E = E + dd[None, :]
     E = decayed_scores(E, b, scale, C, DECAY, 0)
     if DECAY == 1:
         same = rr[:, None] == rr[None, :]
@@ -77,6 +82,8 @@ def _chunk_grad(
     if DECAY == 1:
         aX = tl.sum(W * kt.to(tl.float32), 1) - aE
         W += own[:, None] * qt.to(tl.float32)
+    if NORM:
+        W += tl.load(x + (tile.to(tl.int64) * K + c), mask=c < K, other=0.0)[None, :]
     store_rows(dk, dkd, W.to(dt), row, n, h, H, k0, K, BK, C, DESC)
     Q = tl.dot(dot, S, input_precision=DOT)
     for j in tl.range(1, NV, num_stages=1):
@@ -86,6 +93,8 @@ def _chunk_grad(
         Q = Q * (tl.exp2(b) * scale)[:, None]
     else:
         Q = Q * scale
+    if NORM:
+        Q += (dd * scale)[:, None] * tl.load(z + (tile.to(tl.int64) * K + c), mask=c < K, other=0.0)[None, :]
     Q = tl.dot(tl.trans(Eb), kt, Q, input_precision=DOT)
     if DECAY == 1:
         aQ = tl.sum(Q * qt.to(tl.float32), 1)
@@ -96,8 +105,8 @@ def _chunk_grad(
         dgt = tl.sum(share, 0) + tl.exp2(last) * ss
         at = (row + rr).to(tl.int64) * H + h
         # A step that forgets everything has no gradient; what is left of it in the sums is rounding.
-        x = tl.load(g + at, mask=rr < n, other=0.0).to(tl.float32)
-        dgt = tl.where(x * LOG2E > FLOOR, dgt, 0.0)
+        gt = tl.load(g + at, mask=rr < n, other=0.0).to(tl.float32)
+        dgt = tl.where(gt * LOG2E > FLOOR, dgt, 0.0)
         tl.store(dg + at + kb0.to(tl.int64) * rows * H, dgt.to(dg.dtype.element_ty), mask=rr < n)
     # dv needs all of K: its blocks are shared out among the programs of the chunk.
     P = tl.dot(kt, tl.trans(qt), input_precision=DOT)
@@ -137,13 +146,14 @@ def _chunk_grad(
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "rows"])
 def scalar_grad(
-    q, k, v, do, qd, kd, St, Sd, Xt, Xd, sums, gamma, g, dq, dqd, dk, dkd, dv, dvd, dg, table, cu, offsets, T, NT, H,
-    rows, scale, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
-    DECAY: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr, TAILS: tl.constexpr, DOT: tl.constexpr,
+    q, k, v, do, qd, kd, St, Sd, Xt, Xd, sums, gamma, g, dden, z, x, dq, dqd, dk, dkd, dv, dvd, dg, table, cu, offsets,
+    T, NT, H, rows, scale, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
+    DECAY: tl.constexpr, NORM: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr, TAILS: tl.constexpr,
+    DOT: tl.constexpr,
 ):  # fmt: skip
     """One program a chunk (TAILS: the ragged last chunk of a sequence), head and block of K. With DESC only full chunks
     are taken: tails have a launch of their own, because a second path in one kernel costs the first one registers.
-    Each block of K writes its share of dg.
+    Each block of K writes its share of dg. NORM: with the gradient of the denominators in ``dden``, see `normalizer`.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     pid = tl.program_id(0)
@@ -166,6 +176,6 @@ def scalar_grad(
         elif n <= 0:
             return
     _chunk_grad(
-        q, k, v, do, qd, kd, St, Sd, Xt, Xd, sums, gamma, g, dq, dqd, dk, dkd, dv, dvd, dg, row, n, it * H + h, h, kb0,
-        H, rows, scale, K, V, BK, BV, C, DECAY, DESC, DOT,
+        q, k, v, do, qd, kd, St, Sd, Xt, Xd, sums, gamma, g, dden, z, x, dq, dqd, dk, dkd, dv, dvd, dg, row, n,
+        it * H + h, h, kb0, H, rows, scale, K, V, BK, BV, C, DECAY, NORM, DESC, DOT,
     )  # fmt: skip
