@@ -220,13 +220,13 @@ def whole(shape: str, flush: Tensor) -> str:
 
 
 def _variants(plan: Any) -> dict[str, dict[str, Any]]:
+    narrow = {"bv": 64, "scan": Launch(4, 2), "bv_save": 128}
     return {
         "plan": {},
-        "prep r168, grad r168": {"prep": Launch(4, 1, 168), "grad": Launch(4, 1, 168)},
-        "prep 8w, grad 8w": {"prep": Launch(8), "grad": Launch(8)},
-        "pointers, kb64, gkb32": {"tma": False, "kb": 64, "gkb": 32},
-        "bv64 s3, save s4": {"bv": 64, "scan": Launch(4, 3), "save": Launch(4, 4)},
-        "bv64 s2, save 128": {"bv": 64, "scan": Launch(4, 2), "bv_save": 128, "save": Launch(8, 3)},
+        "kb64 r168, grad r168": {"kb": 64, "prep": Launch(4, 1, 168), "grad": Launch(4, 1, 168)},
+        "kb32, grad 8w, bv64 s3": {"kb": 32, "grad": Launch(8), "bv": 64, "scan": Launch(4, 3), "save": Launch(4, 4)},
+        "pointers kb64 r168, gkb32": {"tma": False, "kb": 64, "prep": Launch(4, 1, 168), "gkb": 32},
+        "kb64, bv64 s2, save 128": {"kb": 64, **narrow, "save": Launch(8, 3)},
     }
 
 

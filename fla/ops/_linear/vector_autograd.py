@@ -122,7 +122,8 @@ def vector_linear(
             # The last sequence comes first now.
             cu_seqlens = k.shape[1] - cu_seqlens.flip(0)
             initial_state = None if initial_state is None else initial_state.flip(0)
-        q, k, v, gk, gv = (None if x is None else x.flip(1) for x in (q, k, v, gk, gv))
+        q, k, v = q.flip(1), k.flip(1), v.flip(1)
+        gk, gv = (None if x is None else x.flip(1) for x in (gk, gv))
         o, ht = vector_linear(
             q, k, v, gk=gk, gv=gv, bonus=bonus, scale=scale, initial_state=initial_state,
             output_final_state=output_final_state, state_v_first=state_v_first, cu_seqlens=cu_seqlens, dtype=dtype,
