@@ -179,16 +179,27 @@ def entries(
     """States (transposed, padded, fp32) in which the stretches of each sequence begin; None where none is split."""
     if call.segments == 1:
         return None
+    summary = _summaries(call, k)
+    parts, bv = call.segments - 1, call.plan.block_v
+    args = _scan_args(call, q, k, v, T, A, sc, h0, summary, None, None, None, None, parts, bv, read)
+    run = _scan_run(call, bv, False, False, 2, read is not None)
+    run(summary.shape[1] // bv * call.shape.HV * parts * call.table.sequences, args, (q, k, v, h0, call.table.cu))
+    return _merged(call, summary)
+
+
+def _summaries(call: ScalarCall, k: Tensor) -> Tensor:
+    """Room for the affine map of each stretch: what becomes of no state, and below it of the unit matrix."""
+    p, s, heads = call.plan, call.shape, call.table.sequences * call.segments * call.shape.HV
+    rows = (-(-s.V // p.block_v) - (-s.K // p.block_v)) * p.block_v
+    return torch.empty(heads, rows, p.block_k, dtype=torch.float32, device=k.device)
+
+
+def _merged(call: ScalarCall, summary: Tensor) -> Tensor:
+    """What the stretches begin with, from their maps; counted from the end of the sequence where the maps are."""
     p, t, s = call.plan, call.table, call.shape
     bv, bk = p.block_v, p.block_k
     nv, nk = -(-s.V // bv), -(-s.K // bv)
-    heads = t.sequences * call.segments * s.HV
-    summary = torch.empty(heads, (nv + nk) * bv, bk, dtype=torch.float32, device=k.device)
-    entry = torch.empty(heads, nv * bv, bk, dtype=torch.float32, device=k.device)
-    parts = call.segments - 1
-    args = _scan_args(call, q, k, v, T, A, sc, h0, summary, None, None, None, None, parts, bv, read)
-    run = _scan_run(call, bv, False, False, 2, read is not None)
-    run((nv + nk) * s.HV * parts * t.sequences, args, (q, k, v, h0, t.cu))
+    entry = torch.empty(summary.shape[0], nv * bv, bk, dtype=torch.float32, device=summary.device)
     rows = 16
     _merge(
         nv * bv // rows * s.HV * t.sequences, (summary, entry, call.segments, s.HV),
@@ -219,10 +230,25 @@ def reverse(
     dh0: Tensor | None, read: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(dv, X^T `[chunks * HV, V, K]`); fills ``dh0`` where given."""
+    s = call.shape
+    dv = torch.empty_like(do)
+    X = k.new_empty(call.table.chunks * s.HV, s.V, s.K)
+    entry = None
+    if call.segments > 1:
+        summary = _summaries(call, k)
+        _reverse_run(call, q, k, do, T, A, sc, dht, None, read, dv, X, summary, 2)
+        entry = _merged(call, summary)
+    _reverse_run(call, q, k, do, T, A, sc, dht, dh0, read, dv, X, entry, int(entry is not None))
+    return dv, X
+
+
+def _reverse_run(
+    call: ScalarCall, q: Tensor, k: Tensor, do: Tensor, T: Tensor, A: Tensor, sc: Tensor, dht: Tensor | None,
+    dh0: Tensor | None, read: Tensor | None, dv: Tensor, X: Tensor, entry: Tensor | None, split: int,
+) -> None:  # fmt: skip
     p, t, s = call.plan, call.table, call.shape
     C, tiles, rows, d, bv = p.chunk, t.chunks * s.HV, s.B * s.T, p.descriptors, p.block_v
-    dv = torch.empty_like(do)
-    X = k.new_empty(tiles, s.V, s.K)
+    parts = call.segments - 1 if split == 2 else call.segments
     args = (
         q, k, k if read is None else read, do, _descriptor(q, rows, s.H * s.K, C, p.block_k, d),
         _descriptor(k, rows, s.H * s.K, C, p.block_k, d),
@@ -230,19 +256,19 @@ def reverse(
         _descriptor(do, rows, s.HV * s.V, C, bv, d), T, _descriptor(T, tiles * C, C, C, C, d), A,
         _descriptor(A, tiles * C, C, C, C, d), sc, dv, _descriptor(dv, rows, s.HV * s.V, C, bv, d), X,
         _descriptor(X, tiles * s.V, s.K, bv, p.block_k, d), sc if dht is None else dht, sc if dh0 is None else dh0,
-        sc if t.cu is None else t.cu, sc if t.offsets is None else t.offsets, s.T, t.per_sequence, s.H, s.HV,
-        int(dht is not None), int(dh0 is not None),
+        sc if entry is None else entry, sc if t.cu is None else t.cu, sc if t.offsets is None else t.offsets, s.T,
+        t.per_sequence, s.H, s.HV, int(dht is not None), int(dh0 is not None), call.segments, parts,
     )  # fmt: skip
-    key = ("reverse", read is not None)
+    key = ("reverse", read is not None, split)
     run = call.launches.get(key)
     if run is None:
         meta = {
-            "K": s.K, "V": s.V, "BK": p.block_k, "BV": bv, "C": C, "READ": key[1], "VFIRST": call.v_first,
-            "VARLEN": t.varlen, "DESC": d, "DOT": p.dot, "STAGES": p.reverse.stages,
+            "K": s.K, "V": s.V, "BK": p.block_k, "BV": bv, "C": C, "SPLIT": split, "READ": key[1],
+            "VFIRST": call.v_first, "VARLEN": t.varlen, "DESC": d, "DOT": p.dot, "STAGES": p.reverse.stages,
         }  # fmt: skip
         run = call.launches[key] = _reverse.fix(meta, p.options[3])
-    run(-(-s.V // bv) * s.HV * t.sequences, args, (q, k, do, dht, dh0, t.cu))
-    return dv, X
+    blocks = -(-s.V // bv) - (-s.K // bv if split == 2 else 0)
+    run(blocks * s.HV * parts * t.sequences, args, (q, k, do, dht, dh0, t.cu))
 
 
 @dataclass(frozen=True)

@@ -160,9 +160,9 @@ def scalar_merge(
 
 @triton.jit
 def _reverse_step(
-    S, q, k, p, do, qd, kd, pd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, row, n, h, hk, v0, H, HV,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, READ: tl.constexpr,
-    DESC: tl.constexpr, DOT: tl.constexpr,
+    S, fac, q, k, p, do, qd, kd, pd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, row, n, h, hk, v0, H, HV,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, SPLIT: tl.constexpr,
+    READ: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     dt: tl.constexpr = k.dtype.element_ty
     rr = tl.arange(0, C)
@@ -181,56 +181,90 @@ def _reverse_step(
         rt = load_rows(p, pd, row, n, hk, H, 0, K, BK, C, DESC)
     Sb = S.to(dt)
     # A descriptor stages what it stores: with K above 128 that would not fit.
-    store_tile(Xt, Xd, Sb, tile, v0, 0, V, K, BV, BK, DESC and BK <= 128)
+    if SPLIT != 2:
+        store_tile(Xt, Xd, Sb, tile, v0, 0, V, K, BV, BK, DESC and BK <= 128)
     ks = tl.dot(Sb, tl.trans(kt), input_precision=DOT)
     dT = tl.trans(dot)
+    if SPLIT == 2:
+        dT = (dT.to(tl.float32) * fac).to(dt)
     du = tl.dot(dT, at, input_precision=DOT)
     dr = tl.dot((du + ks * cu[None, :]).to(dt), tt, input_precision=DOT)
     dq = (dT.to(tl.float32) * cq[None, :]).to(dt)
     S = S * eg
     S = tl.dot(dq, qt, S, input_precision=DOT)
     S = tl.dot((dr * (-ck)[None, :]).to(dt), rt, S, input_precision=DOT)
-    store_rows(dv, dvd, tl.trans(dr).to(dt), row, n, h, HV, v0, V, BV, C, DESC)
+    if SPLIT != 2:
+        store_rows(dv, dvd, tl.trans(dr).to(dt), row, n, h, HV, v0, V, BV, C, DESC)
     return S
 
 
-@triton.jit(do_not_specialize=["T", "NT", "H", "HV", "has_dht", "has_dh0"])
+@triton.jit(do_not_specialize=["T", "NT", "H", "HV", "has_dht", "has_dh0", "segments", "parts"])
 def scalar_reverse(
-    q, k, p, do, qd, kd, pd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, dht, dh0, cu, offsets, T, NT, H, HV, has_dht,
-    has_dh0,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, READ: tl.constexpr,
-    VFIRST: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
+    q, k, p, do, qd, kd, pd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, dht, dh0, entry, cu, offsets, T, NT, H, HV,
+    has_dht, has_dh0, segments, parts,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, SPLIT: tl.constexpr,
+    READ: tl.constexpr, VFIRST: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Reverse pass over the gradient X of the state after each chunk; writes X^T [V, K] of each chunk and all of dv:
 
         dv = T^T (A^T do + cu (k X));   X <- e^(G_L) X + q^T (cq do) - k^T (ck dv)
 
-    With READ the last k is the read key p.
+    With READ the last k is the read key p. SPLIT, ``entry``, ``segments`` and ``parts`` as in `scalar_scan`, with dht
+    for h0 and the stretches counted from the end of the sequence.
     """  # fmt: skip
     NV: tl.constexpr = (V + BV - 1) // BV
+    NB: tl.constexpr = NV + ((K + BV - 1) // BV if SPLIT == 2 else 0)
     pid = tl.program_id(0)
-    v0 = (pid % NV) * BV
-    h = (pid // NV) % HV
-    i = pid // (NV * HV)
+    block = pid % NB
+    h = (pid // NB) % HV
+    if SPLIT:
+        seg = (pid // (NB * HV)) % parts
+        i = pid // (NB * HV * parts)
+    else:
+        seg = 0
+        i = pid // (NB * HV)
+    v0 = block * BV
     hk = h // (HV // H)
     bos, length, first = sequence_at(cu, offsets, i, T, NT, VARLEN)
     state = (i.to(tl.int64) * HV + h) * (K * V)
     so, sm = state_offsets(v0, K, V, BK, BV, VFIRST)
-    S = tl.load(dht + state + so, mask=sm & (has_dht != 0), other=0.0).to(tl.float32)
-    loop = length // C if DESC else (length + C - 1) // C
+    S = tl.load(dht + state + so, mask=sm & (has_dht != 0) & (seg == 0), other=0.0).to(tl.float32)
+    fac = 1.0
+    full = length // C
+    chunks = (length + C - 1) // C
+    lo = 0
+    hi = chunks
+    if SPLIT:
+        slot = ((i.to(tl.int64) * segments + seg) * HV + h) * (NB * BV) * BK
+        eo = (v0 + tl.arange(0, BV))[:, None] * BK + tl.arange(0, BK)[None, :]
+        per = (chunks + segments - 1) // segments
+        lo = tl.minimum((segments - 1 - seg) * per, chunks)
+        hi = tl.minimum(lo + per, chunks)
+    if SPLIT == 1:
+        S += tl.load(entry + slot + eo, mask=(seg > 0) & (eo >= 0), other=0.0)
+    if SPLIT == 2:
+        if block >= NV:
+            fac = 0.0
+            S = tl.where((v0 - NV * BV + tl.arange(0, BV))[:, None] == tl.arange(0, BK)[None, :], 1.0, 0.0)
+            v0 = 0
+    loop = tl.minimum(hi, full) if DESC else hi
     if DESC:
-        if loop * C < length:
-            tile = (first + loop) * HV + h
+        if (hi > full) & (lo < hi):
+            tile = (first + full) * HV + h
             S = _reverse_step(
-                S, q, k, p, do, qd, kd, pd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, bos + loop * C,
-                length - loop * C, h, hk, v0, H, HV, K, V, BK, BV, C, READ, False, DOT,
+                S, fac, q, k, p, do, qd, kd, pd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, bos + full * C,
+                length - full * C, h, hk, v0, H, HV, K, V, BK, BV, C, SPLIT, READ, False, DOT,
             )  # fmt: skip
-    for j in tl.range(0, loop, num_stages=STAGES):
-        t = loop - 1 - j
+    for j in tl.range(lo, loop, num_stages=STAGES):
+        t = lo + loop - 1 - j
         tile = (first + t) * HV + h
         S = _reverse_step(
-            S, q, k, p, do, qd, kd, pd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, bos + t * C, length - t * C,
-            h, hk, v0, H, HV, K, V, BK, BV, C, READ, DESC, DOT,
+            S, fac, q, k, p, do, qd, kd, pd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, bos + t * C,
+            length - t * C, h, hk, v0, H, HV, K, V, BK, BV, C, SPLIT, READ, DESC, DOT,
         )  # fmt: skip
-    so, sm = state_offsets(v0, K, V, BK, BV, VFIRST)
-    tl.store(dh0 + state + so, S, mask=sm & (has_dh0 != 0))
+    if SPLIT == 2:
+        tl.store(entry + slot + eo, S)
+    else:
+        so, sm = state_offsets(v0, K, V, BK, BV, VFIRST)
+        tl.store(dh0 + state + so, S, mask=sm & (has_dh0 != 0) & (seg == parts - 1))
