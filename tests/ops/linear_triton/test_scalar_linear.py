@@ -200,3 +200,55 @@ def test_public_ops_run_on_the_kernels_and_agree_with_pytorch():
             o, ht = public(q, k, v, **kw)
         assert last_decision().backend == "triton", name
         check({"o": ratio(o, ref[0])} | ({} if ref[1] is None else {"ht": ratio(ht, ref[1])}))
+
+
+NORMALIZED = {
+    "K32 V20": {"T": 70, "H": 2, "K": 32, "V": 20, "dtype": torch.float32},
+    "fp16 varlen": {"T": 70, "H": 2, "K": 16, "dtype": torch.float16, "cu": [0, 3, 3, 70]},
+    "reverse varlen": {"T": 70, "H": 2, "K": 16, "dtype": torch.float32, "reverse": True, "cu": [0, 3, 3, 70]},
+}
+
+
+@pytest.mark.parametrize("name", list(NORMALIZED))
+def test_normalised_attention(name, monkeypatch):
+    import check_linear
+
+    monkeypatch.setattr(check_linear, "NORMALIZED", NORMALIZED)
+    errors, _ = check_linear.check_normalized(name, "cpu")
+    check(errors, 3e-3 if "fp16" in name else 1e-5)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_normalised_attention_token_by_token(reverse):
+    from linear_reference import normalized
+
+    from fla.ops._linear.normalizer import normalized_linear
+
+    cu = [0, 3, 3, 9]
+    x = make_inputs(T=9, H=2, K=20, V=33, gate=None, initial=True, sequences=3)
+    x["q"], x["k"] = x["q"].abs(), x["k"].abs()
+    x["z"] = torch.rand(3, 1, 2, 20)
+    got = normalized_linear(
+        x["q"], x["k"], x["v"], state=x["initial_state"], z=x["z"], final=True, reverse=reverse, tokens=True,
+        cu_seqlens=torch.tensor(cu),
+    )  # fmt: skip
+    ref = normalized({n: t.double() for n, t in x.items()}, cu=cu, reverse=reverse)
+    check({n: ratio(a, b) for n, a, b in zip(("o", "ht", "zt"), got, ref, strict=True)})
+
+
+def test_normalised_attention_where_the_numerator_overflows_float16():
+    from fla.ops._linear.normalizer import normalized_linear
+
+    q = torch.full((1, 70, 1, 16), 4.0, dtype=torch.float16)
+    v = torch.full((1, 70, 1, 16), 100.0, dtype=torch.float16)
+    o, _, _ = normalized_linear(q, q, v, scale=1.0)
+    assert torch.allclose(o, v, rtol=2e-3)
+
+
+def test_outputs_beyond_float16_saturate():
+    q = torch.full((1, 70, 1, 16), 30.0, dtype=torch.float16)
+    o, _ = scalar_linear(q, q, -q, scale=1.0)
+    assert (o == -65504).any()
+    assert torch.isfinite(o).all()
+    q[0, 5, 0, 0] = float("nan")
+    assert scalar_linear(q, q, q)[0][0, 5].isnan().any()
