@@ -24,7 +24,9 @@ _HOME = {
     **dict.fromkeys(_layers, "fla.layers"),
     **{name: "fla.models" for name in _models if not name.endswith("Config")},
 }
-_PACKAGES = frozenset({"backends", "cli", "layers", "models", "modules", "ops", "settings", "testing", "utils"})
+_PACKAGES = frozenset(
+    {"backends", "cli", "convert", "layers", "models", "modules", "ops", "settings", "testing", "utils"}
+)
 
 __all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import torch
 
-    from fla.models.convert import ConversionError, convert_checkpoint
+    from fla.convert import ConversionError, convert_checkpoint
 
     try:
         model = convert_checkpoint(args.source, args.output, args.dtype and getattr(torch, args.dtype))

@@ -21,7 +21,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from fla.models.convert import (
+from fla.convert import (
     ConversionError,
     convert_back,
     convert_checkpoint,
@@ -230,7 +230,7 @@ def test_rwkv6_logits_stay_the_same(tmp_path: Path):
 
 
 def test_rwkv6_there_and_back_changes_no_bit():
-    from fla.models.convert import RWKV6, apply
+    from fla.convert import RWKV6, apply
 
     state, config = rwkv6_state(), {**RWKV, "intermediate_size": 32}
     back = apply(RWKV6, config, convert_state_dict(config, state), reverse=True)

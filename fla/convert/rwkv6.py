@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fla.models.convert._mapping import Conversion, ConversionError, Entry
+from fla.convert._mapping import Conversion, ConversionError, Entry
 
 __all__ = ["RWKV6"]
 

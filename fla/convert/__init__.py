@@ -17,9 +17,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fla.models.convert._mapping import Conversion, ConversionError, apply
-from fla.models.convert.llama import LLAMA
-from fla.models.convert.rwkv6 import RWKV6
+from fla.convert._mapping import Conversion, ConversionError, apply
+from fla.convert.llama import LLAMA
+from fla.convert.rwkv6 import RWKV6
 from fla.models.family import Family, load
 
 __all__ = ["ConversionError", "convert_back", "convert_checkpoint", "convert_config", "convert_state_dict"]

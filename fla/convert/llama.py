@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fla.models.convert._mapping import Conversion, ConversionError, Entry
+from fla.convert._mapping import Conversion, ConversionError, Entry
 
 __all__ = ["LLAMA"]
 
