@@ -6,13 +6,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-Answer = tuple[bool, str | None]
+Answer = bool | tuple[bool, str]
 
 # Subclasses (DTensor and others) have their own idea of where their numbers are.
 _PLAIN = frozenset({Tensor, nn.Parameter})
 DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32})
 
-_YES: Answer = (True, None)
 _SUBCLASS: Answer = (False, "the Triton kernels take plain tensors, not subclasses")
 WRONG_DTYPE: Answer = (False, "the Triton kernels take float16, bfloat16 and float32; other dtypes run in PyTorch")
 
@@ -25,7 +24,7 @@ def covers_plain(*tensors: Tensor | None) -> Answer:
                 return _SUBCLASS
             if t.dtype not in DTYPES:
                 return WRONG_DTYPE
-    return _YES
+    return True
 
 
 def covers_one(x: Tensor) -> Answer:
@@ -51,3 +50,8 @@ def covers_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Answer:
 def covers_shift(x: Tensor, cache: Tensor | None) -> Answer:
     """Verifier of the token shift."""
     return covers_plain(x, cache)
+
+
+def covers_rotary_pair(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Answer:
+    """Verifier of the rotary embedding of two tensors."""
+    return covers_plain(q, k, cos, sin)

@@ -17,7 +17,7 @@ from kernel_cases import assert_kernels_match
 
 from fla.backends import use_backend
 from fla.modules import activations as A
-from fla.modules.rotary import rotary_embedding, rotary_embedding_fwdbwd
+from fla.modules.rotary import RotaryEmbedding, rotary_embedding, rotary_embedding_fwdbwd, rotary_pair
 from fla.modules.token_shift import token_shift
 
 ONE = (A.sigmoid, A.logsigmoid, A.swish, A.elu_p1, A.sqrelu, A.fast_gelu_impl)
@@ -120,6 +120,35 @@ def test_rotary_in_place_and_of_a_slice():
         want = rotary_embedding(x, **t)
         assert rotary_embedding(x, inplace=True, **t) is x
     assert torch.equal(x, want)
+
+
+@pytest.mark.parametrize(("H", "HK"), [(4, 4), (4, 1), (1, 6), (40, 3)])
+@pytest.mark.parametrize("scale_base", [None, 16.0])
+def test_queries_and_keys_at_once(H: int, HK: int, scale_base: float | None):
+    rotary = RotaryEmbedding(8, scale_base=scale_base)
+    tensors = {"q": torch.randn(2, 5, H, 10), "k": torch.randn(2, 5, HK, 10)}
+    rotary(**tensors)
+    t = {"cos": rotary._cos_cached, "sin": rotary._sin_cached, "cos_k": rotary._cos_k_cached}
+    t["sin_k"] = rotary._sin_k_cached
+    exact = {n: x.double() for n, x in t.items()}
+    assert_kernels_match(rotary_pair, tensors, exact=exact, **t)
+    assert_kernels_match(
+        lambda **kw: rotary_pair(**kw)[0],
+        {"q": tensors["q"]},
+        exact={**exact, "k": tensors["k"].double()},
+        k=tensors["k"],
+        **t,
+    )
+    assert_kernels_match(
+        lambda **kw: rotary_pair(**kw)[1],
+        {"k": tensors["k"]},
+        exact={**exact, "q": tensors["q"].double()},
+        q=tensors["q"],
+        **t,
+    )
+    with use_backend("triton"):
+        q, k = rotary(**tensors)
+    torch.testing.assert_close((q, k), rotary(**tensors))
 
 
 def test_padding_is_zero_whatever_it_holds_and_a_missing_table_row_shows():

@@ -9,76 +9,90 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fla.backends import needs_backward
 from fla.modules._dtype import autocast_dtype
 from fla.modules._norm.engine import NormCall, norm_backward, norm_forward
 from fla.ops._common.launch import on_device
+from fla.ops._common.single import once
 
 
 def _c(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
 
 
+def _wants_gradient(*tensors: Tensor | None) -> bool:
+    if torch.is_grad_enabled():
+        for t in tensors:
+            if t is not None and t.requires_grad:
+                return True
+    return False
+
+
+def _stream_dtype(x: Tensor, res: Tensor | None, prenorm: bool, in_fp32: bool) -> torch.dtype | None:
+    """Dtype of the residual stream that is returned; None: none is, or ``x`` is that stream."""
+    if not prenorm:
+        return None
+    if res is not None:
+        return res.dtype
+    return torch.float32 if in_fp32 and x.dtype != torch.float32 else None
+
+
 class Norm(torch.autograd.Function):
-    """``(y, stream or None)``; see `norm`."""
+    """``(y, stream)``, or ``y`` where no stream is returned; see `norm`."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, w: Tensor | None, b: Tensor | None, res: Tensor | None, g: Tensor | None,
-        call: NormCall, stream: bool,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        r = norm_forward(call, x, w, b, res, g, True)
-        # The rounded stream stands in for the sum: it is alive anyway wherever there is a next layer.
-        ctx.save_for_backward(x if res is None else r.stream, w, b, g, r.mean, r.rstd)
+        ctx: Any, x: Tensor, w: Tensor | None, b: Tensor | None, res: Tensor | None, g: Tensor | None, call: NormCall,
+        stream_dtype: torch.dtype | None,
+    ) -> Any:  # fmt: skip
+        if res is None:
+            y, stream, _, _ = norm_forward(call, x, w, b, None, g, stream_dtype)
+            ctx.save_for_backward(x, w, b, g)
+            ctx.res_dtype = None
+        else:
+            # The rounded stream stands in for the sum: it is alive anyway wherever there is a next layer.
+            y, stream, _, _ = norm_forward(call, x, w, b, res, g, res.dtype)
+            ctx.save_for_backward(stream, w, b, g)
+            ctx.res_dtype = res.dtype
         ctx.call, ctx.x_dtype = call, x.dtype
-        ctx.res_dtype = None if res is None else res.dtype
+        if stream_dtype is None:
+            return y
         ctx.set_materialize_grads(False)
-        return r.y, r.stream if stream else None
+        return y, stream
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once
     def backward(ctx: Any, dy: Tensor | None, ds: Tensor | None = None) -> tuple[Tensor | None, ...]:
-        s, w, b, g, mean, rstd = ctx.saved_tensors
-        if dy is None and ds is None:
-            return (None,) * 7
-        needs = ctx.needs_input_grad
-        dy = torch.zeros_like(s, dtype=ctx.call.out_dtype or ctx.x_dtype) if dy is None else dy.contiguous()
+        s, w, b, g = ctx.saved_tensors
+        if dy is None:
+            if ds is None:
+                return (None,) * 7
+            dy = torch.zeros_like(s, dtype=ctx.call.out_dtype or ctx.x_dtype)
+        _, need_w, need_b, need_res, *_ = ctx.needs_input_grad
         with on_device(s):
             dx, dres, dg, dw, db, _ = norm_backward(
-                ctx.call, dy, _c(ds), s, w, b, g, mean, rstd, ctx.x_dtype, ctx.res_dtype if needs[3] else None,
-                needs[1], needs[2],
+                ctx.call, dy.contiguous(), _c(ds), s, w, b, g, ctx.x_dtype, ctx.res_dtype if need_res else None,
+                need_w, need_b,
             )  # fmt: skip
         return dx, dw, db, dres, dg, None, None
 
 
 def norm(
-    x: Tensor, w: Tensor | None, b: Tensor | None, res: Tensor | None, g: Tensor | None, call: NormCall, prenorm: bool
-) -> Any:
+    x: Tensor, w: Tensor | None, b: Tensor | None, res: Tensor | None, g: Tensor | None, call: NormCall,
+    prenorm: bool = False, in_fp32: bool = False,
+) -> Any:  # fmt: skip
     """``norm(x + residual)``, gated; with ``prenorm`` also the residual stream. Arguments have been checked."""
     x, w, b, res, g = x.contiguous(), _c(w), _c(b), _c(res), _c(g)
-    call, own_stream = _with_stream(call, x, res, prenorm)
+    stream_dtype = _stream_dtype(x, res, prenorm, in_fp32)
     with on_device(x):
-        if needs_backward((x, w, b, res, g)):
-            if res is not None and call.stream_dtype is None:
-                call = call._replace(stream_dtype=res.dtype)
-            y, stream = Norm.apply(x, w, b, res, g, call, prenorm and own_stream)
+        if _wants_gradient(x, w, b, res, g):
+            out = Norm.apply(x, w, b, res, g, call, stream_dtype)
+            if stream_dtype is not None:
+                return out
         else:
-            y, stream, _, _ = norm_forward(call, x, w, b, res, g, False)
-    if prenorm:
-        return y, stream if own_stream else x
-    return y
-
-
-def _with_stream(call: NormCall, x: Tensor, res: Tensor | None, prenorm: bool) -> tuple[NormCall, bool]:
-    """The call with the dtype of its residual stream, and whether that is another tensor than ``x``."""
-    if not prenorm:
-        return call._replace(stream_dtype=None), False
-    if res is not None:
-        return call._replace(stream_dtype=res.dtype), True
-    wanted = call.stream_dtype or x.dtype
-    return (
-        (call._replace(stream_dtype=wanted), True) if wanted != x.dtype else (call._replace(stream_dtype=None), False)
-    )
+            out, stream, _, _ = norm_forward(call, x, w, b, res, g, stream_dtype)
+            if stream is not None:
+                return out, stream
+    return (out, x) if prenorm else out
 
 
 class NormLinear(torch.autograd.Function):
@@ -87,22 +101,22 @@ class NormLinear(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, w: Tensor | None, b: Tensor | None, res: Tensor | None, g: Tensor | None,
-        weight: Tensor, bias: Tensor | None, call: NormCall, stream: bool, dtype: torch.dtype,
+        weight: Tensor, bias: Tensor | None, call: NormCall, stream_dtype: torch.dtype | None, dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        r = norm_forward(call, x, w, b, res, g, True)
-        ctx.save_for_backward(x if res is None else r.stream, w, b, g, r.mean, r.rstd, weight)
+        y, stream, _, _ = norm_forward(call, x, w, b, res, g, stream_dtype if res is None else res.dtype)
+        ctx.save_for_backward(x if res is None else stream, w, b, g, weight)
         ctx.call, ctx.x_dtype, ctx.dtype = call, x.dtype, dtype
         ctx.res_dtype = None if res is None else res.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
         ctx.set_materialize_grads(False)
         with torch.autocast(x.device.type, enabled=False):
-            out = F.linear(r.y.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
-        return out, r.stream if stream else None
+            out = F.linear(y.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+        return out, None if stream_dtype is None else stream
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once
     def backward(ctx: Any, dout: Tensor | None, ds: Tensor | None = None) -> tuple[Tensor | None, ...]:
-        s, w, b, g, mean, rstd, weight = ctx.saved_tensors
+        s, w, b, g, weight = ctx.saved_tensors
         if dout is None and ds is None:
             return (None,) * 10
         needs = ctx.needs_input_grad
@@ -111,8 +125,8 @@ class NormLinear(torch.autograd.Function):
         with on_device(s), torch.autocast(s.device.type, enabled=False):
             dy = (dout @ weight.to(ctx.dtype)).to(ctx.x_dtype)
             dx, dres, dg, dw, db, y = norm_backward(
-                ctx.call, dy, _c(ds), s, w, b, g, mean, rstd, ctx.x_dtype, ctx.res_dtype if needs[3] else None,
-                needs[1], needs[2], again=needs[5],
+                ctx.call, dy, _c(ds), s, w, b, g, ctx.x_dtype, ctx.res_dtype if needs[3] else None, needs[1],
+                needs[2], again=needs[5],
             )  # fmt: skip
             d_weight = d_bias = None
             flat = dout.reshape(-1, dout.shape[-1])
@@ -125,20 +139,16 @@ class NormLinear(torch.autograd.Function):
 
 def norm_linear(
     x: Tensor, w: Tensor | None, b: Tensor | None, res: Tensor | None, g: Tensor | None, weight: Tensor,
-    bias: Tensor | None, call: NormCall, prenorm: bool,
+    bias: Tensor | None, call: NormCall, prenorm: bool, in_fp32: bool,
 ) -> Any:  # fmt: skip
     """`norm` followed by a linear layer in the dtype of ``x``, or autocast's."""
-    if not needs_backward((x, w, b, res, g, weight, bias)):
-        y = norm(x, w, b, res, g, call, prenorm)
+    if not _wants_gradient(x, w, b, res, g, weight, bias):
+        y = norm(x, w, b, res, g, call, prenorm, in_fp32)
         h, dtype = y[0] if prenorm else y, autocast_dtype(x)
         out = F.linear(h.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
         return (out, y[1]) if prenorm else out
     x, w, b, res, g = x.contiguous(), _c(w), _c(b), _c(res), _c(g)
-    call, own_stream = _with_stream(call, x, res, prenorm)
-    if res is not None and call.stream_dtype is None:
-        call = call._replace(stream_dtype=res.dtype)
+    stream_dtype = _stream_dtype(x, res, prenorm, in_fp32)
     with on_device(x):
-        out, stream = NormLinear.apply(
-            x, w, b, res, g, weight, bias, call, prenorm and own_stream, autocast_dtype(x)
-        )  # fmt: skip
-    return (out, stream if own_stream else x) if prenorm else out
+        out, stream = NormLinear.apply(x, w, b, res, g, weight, bias, call, stream_dtype, autocast_dtype(x))
+    return (out, x if stream is None else stream) if prenorm else out

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -17,31 +18,36 @@ from fla.modules._norm.engine import L2, LAYER, NO_GATE, RMS, SIGMOID, SWISH, SW
 _GATES = {"swish": SWISH, "silu": SWISH, "sigmoid": SIGMOID}
 
 
-def _call(is_rms_norm: bool, gate: int, groups: int, eps: float, in_fp32: bool = False) -> NormCall:
-    kind = RMS if is_rms_norm else LAYER
-    return NormCall(kind, gate, groups, float(eps), None, torch.float32 if in_fp32 else None)
+@functools.lru_cache(maxsize=256)
+def _call(is_rms_norm: bool, gate: int, groups: int, eps: float) -> NormCall:
+    return NormCall(RMS if is_rms_norm else LAYER, gate, groups, float(eps))
+
+
+@functools.lru_cache(maxsize=64)
+def _l2_call(eps: float, out_dtype: torch.dtype | None) -> NormCall:
+    return NormCall(L2, eps=float(eps), out_dtype=out_dtype)
 
 
 def layer_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None = None, eps: float = 1e-5,
     prenorm: bool = False, residual_in_fp32: bool = False, is_rms_norm: bool = False,
 ) -> Any:  # fmt: skip
-    return norm(x, weight, bias, residual, None, _call(is_rms_norm, NO_GATE, 1, eps, residual_in_fp32), prenorm)
+    return norm(x, weight, bias, residual, None, _call(is_rms_norm, NO_GATE, 1, eps), prenorm, residual_in_fp32)
 
 
 def group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None = None, eps: float = 1e-5,
     prenorm: bool = False, residual_in_fp32: bool = False, is_rms_norm: bool = False, num_groups: int = 1,
 ) -> Any:  # fmt: skip
-    call = _call(is_rms_norm, NO_GATE, num_groups, eps, residual_in_fp32)
-    return norm(x, weight, bias, residual, None, call, prenorm)
+    call = _call(is_rms_norm, NO_GATE, num_groups, eps)
+    return norm(x, weight, bias, residual, None, call, prenorm, residual_in_fp32)
 
 
 def rms_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None = None, eps: float = 1e-5,
     prenorm: bool = False, residual_in_fp32: bool = False,
 ) -> Any:  # fmt: skip
-    return norm(x, weight, bias, residual, None, _call(True, NO_GATE, 1, eps, residual_in_fp32), prenorm)
+    return norm(x, weight, bias, residual, None, _call(True, NO_GATE, 1, eps), prenorm, residual_in_fp32)
 
 
 def layer_norm_linear(
@@ -49,24 +55,26 @@ def layer_norm_linear(
     linear_bias: Tensor | None, residual: Tensor | None = None, eps: float = 1e-5, prenorm: bool = False,
     residual_in_fp32: bool = False, is_rms_norm: bool = False, num_groups: int = 1,
 ) -> Any:  # fmt: skip
-    call = _call(is_rms_norm, NO_GATE, num_groups, eps, residual_in_fp32)
-    return norm_linear(x, norm_weight, norm_bias, residual, None, linear_weight, linear_bias, call, prenorm)
+    call = _call(is_rms_norm, NO_GATE, num_groups, eps)
+    return norm_linear(
+        x, norm_weight, norm_bias, residual, None, linear_weight, linear_bias, call, prenorm, residual_in_fp32
+    )
 
 
 def layer_norm_gated(
     x: Tensor, g: Tensor, weight: Tensor | None, bias: Tensor | None, activation: str = "swish",
     residual: Tensor | None = None, prenorm: bool = False, residual_in_fp32: bool = False, eps: float = 1e-6,
 ) -> Any:  # fmt: skip
-    call = _call(False, _GATES[activation], 1, eps, residual_in_fp32)
-    return norm(x, weight, bias, residual, g, call, prenorm)
+    call = _call(False, _GATES[activation], 1, eps)
+    return norm(x, weight, bias, residual, g, call, prenorm, residual_in_fp32)
 
 
 def rms_norm_gated(
     x: Tensor, g: Tensor, weight: Tensor | None, bias: Tensor | None, activation: str = "swish",
     residual: Tensor | None = None, prenorm: bool = False, residual_in_fp32: bool = False, eps: float = 1e-6,
 ) -> Any:  # fmt: skip
-    call = _call(True, _GATES[activation], 1, eps, residual_in_fp32)
-    return norm(x, weight, bias, residual, g, call, prenorm)
+    call = _call(True, _GATES[activation], 1, eps)
+    return norm(x, weight, bias, residual, g, call, prenorm, residual_in_fp32)
 
 
 def layer_norm_swish_gate_linear(
@@ -74,8 +82,10 @@ def layer_norm_swish_gate_linear(
     linear_bias: Tensor | None, residual: Tensor | None = None, prenorm: bool = False,
     residual_in_fp32: bool = False, eps: float = 1e-6,
 ) -> Any:  # fmt: skip
-    call = _call(False, SWISH, 1, eps, residual_in_fp32)
-    return norm_linear(x, norm_weight, norm_bias, residual, g, linear_weight, linear_bias, call, prenorm)
+    call = _call(False, SWISH, 1, eps)
+    return norm_linear(
+        x, norm_weight, norm_bias, residual, g, linear_weight, linear_bias, call, prenorm, residual_in_fp32
+    )
 
 
 def rms_norm_swish_gate_linear(
@@ -83,8 +93,10 @@ def rms_norm_swish_gate_linear(
     linear_bias: Tensor | None, residual: Tensor | None = None, prenorm: bool = False,
     residual_in_fp32: bool = False, eps: float = 1e-6,
 ) -> Any:  # fmt: skip
-    call = _call(True, SWISH, 1, eps, residual_in_fp32)
-    return norm_linear(x, norm_weight, norm_bias, residual, g, linear_weight, linear_bias, call, prenorm)
+    call = _call(True, SWISH, 1, eps)
+    return norm_linear(
+        x, norm_weight, norm_bias, residual, g, linear_weight, linear_bias, call, prenorm, residual_in_fp32
+    )
 
 
 def layernorm_fn(
@@ -93,8 +105,8 @@ def layernorm_fn(
 ) -> Any:  # fmt: skip
     groups = 1 if group_size is None else x.shape[-1] // group_size
     gate = NO_GATE if z is None else SWISH if norm_before_gate else SWISH_FIRST
-    return norm(x, weight, bias, None, z, _call(is_rms_norm, gate, groups, eps), False)
+    return norm(x, weight, bias, None, z, _call(is_rms_norm, gate, groups, eps))
 
 
 def l2norm(x: Tensor, eps: float = 1e-6, output_dtype: torch.dtype | None = None) -> Tensor:
-    return norm(x, None, None, None, None, NormCall(L2, eps=float(eps), out_dtype=output_dtype), False)
+    return norm(x, None, None, None, None, _l2_call(eps, output_dtype))

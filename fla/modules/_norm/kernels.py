@@ -86,14 +86,15 @@ def norm_fwd_kernel(
     store_tile(y + base, at, n, mask, FULL)
 
 
-@triton.jit(do_not_specialize=["rows", "programs"])
+@triton.jit(do_not_specialize=["rows", "programs", "eps"])
 def norm_bwd_kernel(
-    dy, ds, s, g, w, b, mean, rstd, dx, dres, dg, y, part, rows, programs,
+    s, dy, ds, g, w, b, mean, rstd, dx, dres, dg, y, part, rows, programs, eps,
     W: tl.constexpr, G: tl.constexpr, BR: tl.constexpr, BW: tl.constexpr, KIND: tl.constexpr, GATE: tl.constexpr,
     DW: tl.constexpr, DB: tl.constexpr, DRES: tl.constexpr, AGAIN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Each program takes every ``programs``-th tile of one group and leaves one row of partial sums, first of the
-    weight's gradient, then of the bias's. ``AGAIN`` writes the forward's result once more."""
+    weight's gradient, then of the bias's. Without ``rstd`` the statistics are computed again, which is cheaper than
+    keeping them. ``AGAIN`` writes the forward's result once more."""
     pid = tl.program_id(0)
     group = pid % G
     start = pid // G
@@ -115,16 +116,24 @@ def norm_bwd_kernel(
         here = first + r < rows
         mask = here[:, None] & live[None, :]
         base = (first.to(tl.int64) * G + group) * W
-        stat = (first + r).to(tl.int64) * G + group
         u = load_tile(s + base, at, mask, FULL)
         dn = load_tile(dy + base, at, mask, FULL)
         if GATE != NO_GATE:
             gate = load_tile(g + base, at, mask, FULL)
             sig = tl.sigmoid(gate)
-        rs = tl.load(rstd + stat, mask=here, other=0.0)[:, None]
         v = u * gate * sig if GATE == SWISH_FIRST else u
-        if KIND == LAYER:
-            v = v - tl.load(mean + stat, mask=here, other=0.0)[:, None]
+        if rstd is not None:
+            stat = (first + r).to(tl.int64) * G + group
+            rs = tl.load(rstd + stat, mask=here, other=0.0)
+            if KIND == LAYER:
+                v = v - tl.load(mean + stat, mask=here, other=0.0)[:, None]
+        else:
+            if KIND == LAYER:
+                v = v - (tl.sum(v, 1) / W)[:, None]
+                v = tl.where(live[None, :], v, 0.0) if BW != W else v
+            square = tl.sum(v * v, 1)
+            rs = tl.rsqrt((square if KIND == L2 else square / W) + eps)
+        rs = rs[:, None]
         v = v * rs
         if AGAIN or (GATE != NO_GATE and GATE != SWISH_FIRST):
             n = v * weight if w is not None else v

@@ -3,68 +3,77 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fla.backends import needs_backward
 from fla.modules._dtype import autocast_dtype
 from fla.modules._pointwise.kernels import pointwise_bwd_kernel, pointwise_fwd_kernel
-from fla.ops._common.launch import Launcher, on_device
+from fla.ops._common.launch import Fixed, Launcher, on_device
+from fla.ops._common.single import once
 
 SIGMOID, SWISH, LOGSIGMOID, ELU_P1, SQRELU, GELU, POWER = range(7)
 
 # Two vectors of 16 bytes a thread of each 16-bit tensor.
 BLOCK, WARPS = 2048, 4
+# Beyond, element numbers need 64 bits.
+WIDE = (1 << 31) - 1 - BLOCK
 
 _forward = Launcher(pointwise_fwd_kernel)
 _backward = Launcher(pointwise_bwd_kernel)
 
 
 def row_stride(x: Tensor) -> int | None:
-    """0 for contiguous tensors, the distance between rows where that is one number, else None."""
-    if x.is_contiguous():
-        return 0
+    """The distance between rows where that is one number, else None."""
     if x.dim() < 2 or x.stride(-1) != 1:
         return None
     shape, strides = x.shape, x.stride()
     for d in range(x.dim() - 2):
         if shape[d] != 1 and strides[d] != strides[d + 1] * shape[d + 1]:
             return None
-    # An expanded row repeats the numbers of the one before, which any stride describes but that of a constexpr 0.
-    return strides[-2] or None
+    return strides[-2] or None  # 0 would be an expanded row
 
 
 def _read(x: Tensor) -> tuple[Tensor, int]:
+    """``x`` as the kernels read it, and the distance between its rows; 0: it is contiguous."""
+    if x.is_contiguous():
+        return x, 0
     stride = row_stride(x)
     return (x.contiguous(), 0) if stride is None else (x, stride)
 
 
-def _size(n: int) -> tuple[int, dict[str, Any]]:
-    even = n % 16 == 0
-    return n // 16 if even else n, {"BLOCK": BLOCK, "WIDE": n > (1 << 31) - 1 - BLOCK, "EVEN": even}
+@functools.lru_cache(maxsize=512)
+def _forward_launch(op: int, D: int, sx: int, sy: int, wide: bool, even: bool) -> Fixed:
+    meta = {"OP": op, "D": D, "SX": sx, "SY": sy, "BLOCK": BLOCK, "WIDE": wide, "EVEN": even}
+    return _forward.fix(meta, {"num_warps": WARPS})
+
+
+@functools.lru_cache(maxsize=512)
+def _backward_launch(op: int, D: int, sx: int, sy: int, sg: int, again: bool, wide: bool, even: bool) -> Fixed:
+    meta = {
+        "OP": op, "D": D, "SX": sx, "SY": sy, "SG": sg, "AGAIN": again, "BLOCK": BLOCK, "WIDE": wide, "EVEN": even
+    }  # fmt: skip
+    return _backward.fix(meta, {"num_warps": WARPS})
+
+
+def _empty(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def pointwise_forward(op: int, x: Tensor, y: Tensor | None = None, param: float = 1.0) -> Tensor:
     """``f(x)``, or ``f(x) * y``, contiguous and in the dtype of ``x``."""
-    z = torch.empty_like(x, memory_format=torch.contiguous_format)
+    z = _empty(x)
     n = z.numel()
     if n == 0:
         return z
     x, sx = _read(x)
-    sy = 0
-    if y is not None:
-        y, sy = _read(y)
-    count, meta = _size(n)
-    _forward(
-        -(-n // BLOCK),
-        (x, y, z, count, float(param)),
-        {"OP": op, "D": x.shape[-1] if sx or sy else 0, "SX": sx, "SY": sy, **meta},
-        {"num_warps": WARPS},
-        (x, y, z),
-    )
+    y, sy = (None, 0) if y is None else _read(y)
+    even = n % 16 == 0
+    launch = _forward_launch(op, x.shape[-1] if sx or sy else 0, sx, sy, n > WIDE, even)
+    launch(-(-n // BLOCK), (x, y, z, n // 16 if even else n, float(param)), (x, y, z))
     return z
 
 
@@ -72,23 +81,18 @@ def pointwise_backward(
     op: int, x: Tensor, y: Tensor | None, dz: Tensor, param: float = 1.0, again: bool = False
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """``(dx, dy, z)``; ``z``, the forward's result, with ``again`` only."""
-    dx = torch.empty_like(x, memory_format=torch.contiguous_format)
-    dy = None if y is None else torch.empty_like(y, memory_format=torch.contiguous_format)
+    dx = _empty(x)
+    dy = None if y is None else _empty(y)
     z = torch.empty_like(dx) if again else None
     n = dx.numel()
     if n == 0:
         return dx, dy, z
-    (x, sx), (dz, sg), sy = _read(x), _read(dz), 0
-    if y is not None:
-        y, sy = _read(y)
-    count, meta = _size(n)
-    _backward(
-        -(-n // BLOCK),
-        (x, y, dz, dx, dy, z, count, float(param)),
-        {"OP": op, "D": x.shape[-1] if sx or sy or sg else 0, "SX": sx, "SY": sy, "SG": sg, "AGAIN": again, **meta},
-        {"num_warps": WARPS},
-        (x, y, dz, dx, dy, z),
-    )
+    (x, sx), (dz, sg) = _read(x), _read(dz)
+    y, sy = (None, 0) if y is None else _read(y)
+    even = n % 16 == 0
+    D = x.shape[-1] if sx or sy or sg else 0
+    launch = _backward_launch(op, D, sx, sy, sg, again, n > WIDE, even)
+    launch(-(-n // BLOCK), (x, y, dz, dx, dy, z, n // 16 if even else n, float(param)), (x, y, dz, dx, dy, z))
     return dx, dy, z
 
 
@@ -102,7 +106,7 @@ class Pointwise(torch.autograd.Function):
         return pointwise_forward(op, x, y, param)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once
     def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
         x, y = ctx.saved_tensors
         with on_device(x):
@@ -125,7 +129,7 @@ class PointwiseLinear(torch.autograd.Function):
             return F.linear(z.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         x, y, weight = ctx.saved_tensors
         needs = ctx.needs_input_grad
@@ -145,7 +149,7 @@ class PointwiseLinear(torch.autograd.Function):
 def pointwise(op: int, x: Tensor, y: Tensor | None = None, param: float = 1.0) -> Tensor:
     """``f(x)``, or ``f(x) * y``; differentiable."""
     with on_device(x):
-        if needs_backward((x, y)):
+        if torch.is_grad_enabled() and (x.requires_grad or (y is not None and y.requires_grad)):
             return Pointwise.apply(x, y, op, param)
         return pointwise_forward(op, x, y, param)
 

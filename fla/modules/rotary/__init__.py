@@ -12,6 +12,7 @@ from fla.modules.rotary.ops import (
     rotary_embedding,
     rotary_embedding_fwdbwd,
     rotary_embedding_ref,
+    rotary_pair,
     rotate_half,
 )
 from fla.ops._common.checks import ArgumentError
@@ -145,9 +146,7 @@ class RotaryEmbedding(nn.Module):
                 longest = int(cu_seqlens.diff().max())
             length = longest + seqlen_offset
         cos, sin, cos_k, sin_k = self._cached(length, q)
-        options: dict[str, Any] = {
-            "interleaved": self.interleaved,
-            "seqlen_offsets": seqlen_offset,
-            "cu_seqlens": cu_seqlens,
-        }
-        return rotary_embedding(q, cos, sin, **options), rotary_embedding(k, cos_k, sin_k, **options)
+        if q.shape[:2] != k.shape[:2]:  # tokens of their own, as before a cache is joined
+            rotated = rotary_embedding(q, cos, sin, self.interleaved, False, seqlen_offset, cu_seqlens)
+            return rotated, rotary_embedding(k, cos_k, sin_k, self.interleaved, False, seqlen_offset, cu_seqlens)
+        return rotary_pair(q, k, cos, sin, cos_k, sin_k, self.interleaved, seqlen_offset, cu_seqlens)

@@ -3,107 +3,159 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fla.backends import needs_backward
 from fla.modules.rotary.kernels import rotary_kernel
-from fla.ops._common.launch import Launcher, on_device
+from fla.ops._common.launch import Fixed, Launcher, on_device
 from fla.ops._common.policy import pow2
+from fla.ops._common.single import once
 
-# Channel pairs of a program, and what a thread does with them: 16 pairs, in two or four vectors of 16 bytes.
+# Channel pairs of a tile, and warps: 16 pairs a thread, in vectors of 16 bytes.
 PAIRS = 2048
 WARPS = 4
 
 _rotate = Launcher(rotary_kernel)
 
 
-def _uniform(x: Tensor) -> bool:
-    """Whether tokens of all rows are one distance apart and the channels of a head follow each other."""
-    B, T = x.shape[:2]
-    return x.stride(-1) == 1 and (B == 1 or x.stride(0) == T * x.stride(1))
+@functools.lru_cache(maxsize=512)
+def _launch(
+    heads: tuple[int, int, int, int, int], heads2: tuple[int, int, int, int, int], D: int, R: int, few: bool,
+    interleaved: bool, conjugate: bool, inplace: bool,
+) -> tuple[Fixed, int, int]:  # fmt: skip
+    """The launch, tokens of a tile, and head blocks. ``heads``: number, then distances of tokens and of heads in the
+    input and in the output."""
+    most = max(heads[0], heads2[0])
+    BR = pow2(R, 1)
+    # Few tokens: one head block after another costs less than idle multiprocessors.
+    pairs = PAIRS // 8 if few else PAIRS
+    BH = min(pow2(most, 1), max(1, pairs // BR))
+    BT = max(1, pairs // (BR * BH))
+    rest = D - 2 * R
+    meta = {
+        **dict(zip(("H", "SX", "HX", "SY", "HY"), heads, strict=True)),
+        **dict(zip(("H2", "SX2", "HX2", "SY2", "HY2"), heads2, strict=True)),
+        "D": D, "R": R, "BT": BT, "BH": BH, "BR": BR, "BREST": pow2(rest, 1) if rest else 0,
+        "INTERLEAVED": interleaved, "CONJUGATE": conjugate, "INPLACE": inplace,
+    }  # fmt: skip
+    warps = max(1, min(WARPS, BT * BH * BR // 512))
+    return _rotate.fix(meta, {"num_warps": warps}), BT, -(-most // BH)
+
+
+def _readable(x: Tensor) -> Tensor:
+    """``x`` with tokens of all rows one distance apart and the channels of a head next to each other."""
+    if x.stride(-1) == 1 and (x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1)):
+        return x
+    return x.contiguous()
+
+
+def _heads(x: Tensor, y: Tensor) -> tuple[int, int, int, int, int]:
+    _, sx, hx, _ = x.stride()
+    _, sy, hy, _ = y.stride()
+    return x.shape[2], sx, hx, sy, hy
 
 
 def rotate(
     x: Tensor, cos: Tensor, sin: Tensor, offsets: int | Tensor, cu_seqlens: Tensor | None, interleaved: bool,
-    inplace: bool, conjugate: bool,
-) -> Tensor:  # fmt: skip
-    """The rotation of ``x`` ``[B, T, H, D]``, into a new contiguous tensor or in place."""
-    B, T, H, D = x.shape
+    inplace: bool, conjugate: bool, x2: Tensor | None = None, cos2: Tensor | None = None, sin2: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """The rotation of ``x`` ``[B, T, H, D]``, into a new contiguous tensor or in place.
+
+    ``x2`` ``[B, T, H2, D]`` is rotated in the same launch, never in place, by ``cos2`` and ``sin2`` or, without them,
+    by the same tables.
+    """
+    B, T, _, D = x.shape
     R = cos.shape[-1]
-    source = x if _uniform(x) else x.contiguous()
+    source = _readable(x)
     y = source if inplace else torch.empty_like(x, memory_format=torch.contiguous_format)
+    y2 = None
+    if x2 is not None:
+        x2 = _readable(x2)
+        y2 = torch.empty_like(x2, memory_format=torch.contiguous_format)
     if x.numel() == 0 or R == 0:
-        return x if inplace else y.copy_(x)
+        y = x if inplace else y.copy_(x)
+        return y, y2 if y2 is None or x2 is None else y2.copy_(x2)
     tokens = B * T
-    N = B if cu_seqlens is None else cu_seqlens.numel() - 1
-    tensor = offsets.to(x.device).contiguous() if isinstance(offsets, Tensor) else None
-    cu = None if cu_seqlens is None else cu_seqlens.to(x.device).contiguous()
-    BR = pow2(R, 1)
-    # Few programs: one head block after another costs less than idle multiprocessors.
-    pairs = PAIRS if tokens * H * BR >= 512 * PAIRS else PAIRS // 8
-    BH = min(pow2(H, 1), max(1, pairs // BR))
-    BT = max(1, pairs // (BR * BH))
-    rest = D - 2 * R
-    _rotate(
-        -(-tokens // BT) * -(-H // BH),
+    N, cu, tensor, offset = B, None, None, offsets
+    if cu_seqlens is not None:
+        N = cu_seqlens.numel() - 1
+        cu = cu_seqlens.to(x.device).contiguous()
+    if isinstance(offsets, Tensor):
+        tensor, offset = offsets.to(x.device).contiguous(), 0
+    launch, block, blocks = _launch(
+        _heads(source, y), (0, 0, 0, 0, 0) if x2 is None or y2 is None else _heads(x2, y2), D, R,
+        y.numel() < 1 << 21, interleaved, conjugate, inplace,
+    )  # fmt: skip
+    launch(
+        -(-tokens // block) * blocks,
         (
-            source, cos.contiguous(), sin.contiguous(), tensor, cu, y, 0 if tensor is not None else offsets, tokens,
-            T, len(cos), N, max(N - 1, 0).bit_length(),
+            source, x2, cos, sin, cos2, sin2, tensor, cu, y, y2, offset, tokens, T, len(cos), N,
+            max(N - 1, 0).bit_length(),
         ),
-        {
-            "H": H, "D": D, "R": R, "SX": source.stride(1), "HX": source.stride(2), "SY": y.stride(1),
-            "HY": y.stride(2), "BT": BT, "BH": BH, "BR": BR, "BREST": pow2(rest, 1) if rest else 0,
-            "INTERLEAVED": interleaved, "CONJUGATE": conjugate, "INPLACE": inplace,
-        },
-        {"num_warps": max(1, min(WARPS, BT * BH * BR // 512))},
-        (source, cos, sin, tensor, cu, y),
+        (source, x2, cos, sin, cos2, tensor, cu, y),
     )  # fmt: skip
     if inplace and y is not x:
         x.copy_(y)
-        return x
-    return y
+        return x, None
+    return y, y2
 
 
 class Rotary(torch.autograd.Function):
-    """The rotation; its gradient is the rotation back. Keeps the tables only."""
+    """The rotation of ``x``, and of ``x2`` if given; its gradient is the rotation back. Keeps the tables only."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, offsets: int | Tensor, cu_seqlens: Tensor | None,
-        interleaved: bool, inplace: bool, conjugate: bool,
-    ) -> Tensor:  # fmt: skip
-        tensor = offsets if isinstance(offsets, Tensor) else None
-        ctx.save_for_backward(cos, sin, cu_seqlens, tensor)
-        ctx.offset, ctx.interleaved, ctx.conjugate = None if tensor is not None else offsets, interleaved, conjugate
-        ctx.inplace = inplace
+        ctx: Any, x: Tensor, x2: Tensor | None, tables: tuple[Tensor | None, ...], offsets: int | Tensor,
+        cu_seqlens: Tensor | None, interleaved: bool, inplace: bool, conjugate: bool,
+    ) -> Any:  # fmt: skip
+        # Tables have no gradient and are never written to again: no need to save them as graph tensors.
+        ctx.kept = tables, offsets, cu_seqlens, interleaved, inplace, conjugate
+        cos, sin, cos2, sin2 = tables
+        assert cos is not None
+        assert sin is not None
+        y, y2 = rotate(x, cos, sin, offsets, cu_seqlens, interleaved, inplace, conjugate, x2, cos2, sin2)
         if inplace:
             ctx.mark_dirty(x)
-        return rotate(x, cos, sin, offsets, cu_seqlens, interleaved, inplace, conjugate)
+        if x2 is None:
+            return y
+        ctx.set_materialize_grads(False)
+        return y, y2
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        cos, sin, cu_seqlens, tensor = ctx.saved_tensors
-        offsets = ctx.offset if tensor is None else tensor
+    @once
+    def backward(ctx: Any, dy: Tensor | None, dy2: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        (cos, sin, cos2, sin2), offsets, cu_seqlens, interleaved, inplace, conjugate = ctx.kept
+        if dy is None:
+            if dy2 is None:
+                return (None,) * 8
+            if cos2 is not None:
+                cos, sin = cos2, sin2
+            with on_device(dy2):
+                dx2, _ = rotate(dy2, cos, sin, offsets, cu_seqlens, interleaved, False, not conjugate)
+            return None, dx2, None, None, None, None, None, None
         # In place, rows at negative positions have passed through, and so has their gradient: a copy in place too.
-        dy = dy.clone() if ctx.inplace else dy
+        dy = dy.clone() if inplace else dy
         with on_device(dy):
-            dx = rotate(dy, cos, sin, offsets, cu_seqlens, ctx.interleaved, ctx.inplace, not ctx.conjugate)
-        return dx, None, None, None, None, None, None, None
+            dx, dx2 = rotate(
+                dy, cos, sin, offsets, cu_seqlens, interleaved, inplace, not conjugate, dy2,
+                None if dy2 is None else cos2, None if dy2 is None else sin2,
+            )  # fmt: skip
+        return dx, dx2, None, None, None, None, None, None
 
 
 def rotary_embedding_fwdbwd(
     x: Tensor, cos: Tensor, sin: Tensor, seqlen_offsets: int | Tensor = 0, cu_seqlens: Tensor | None = None,
     interleaved: bool = False, inplace: bool = False, conjugate: bool = False, chunk_indices: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    cos, sin = cos.detach(), sin.detach()
+    cos, sin = cos.detach().contiguous(), sin.detach().contiguous()
     with on_device(x):
-        if needs_backward((x,)):
-            return Rotary.apply(x, cos, sin, seqlen_offsets, cu_seqlens, interleaved, inplace, conjugate)
-        return rotate(x, cos, sin, seqlen_offsets, cu_seqlens, interleaved, inplace, conjugate)
+        if torch.is_grad_enabled() and x.requires_grad:
+            tables = cos, sin, None, None
+            return Rotary.apply(x, None, tables, seqlen_offsets, cu_seqlens, interleaved, inplace, conjugate)
+        return rotate(x, cos, sin, seqlen_offsets, cu_seqlens, interleaved, inplace, conjugate)[0]
 
 
 def rotary_embedding(
@@ -111,3 +163,18 @@ def rotary_embedding(
     seqlen_offsets: int | Tensor = 0, cu_seqlens: Tensor | None = None, chunk_indices: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     return rotary_embedding_fwdbwd(x, cos, sin, seqlen_offsets, cu_seqlens, interleaved, inplace)
+
+
+def rotary_pair(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, cos_k: Tensor, sin_k: Tensor, interleaved: bool = False,
+    seqlen_offsets: int | Tensor = 0, cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    tables: tuple[Tensor | None, ...] = (cos, sin, None, None) if cos_k is cos else (cos, sin, cos_k, sin_k)
+    with on_device(q):
+        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
+            return Rotary.apply(q, k, tables, seqlen_offsets, cu_seqlens, interleaved, False, False)
+        y, y2 = rotate(
+            q, cos, sin, seqlen_offsets, cu_seqlens, interleaved, False, False, k, tables[2], tables[3]
+        )  # fmt: skip
+    assert y2 is not None
+    return y, y2

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fla.backends import CallFacts, dispatch
-from fla.modules._covers import covers_rotary
+from fla.modules._covers import covers_rotary, covers_rotary_pair
 from fla.modules._dtype import upcast
 from fla.ops._common.checks import ArgumentError
 
@@ -175,6 +175,51 @@ def rotary_embedding(
 
     Raises:
         ArgumentError: shapes, dtypes or boundaries that do not fit, or a position without a row in the tables (where
-            that needs a look at tensors, on the CPU only; elsewhere the token's ``2R`` channels become NaN).
+            that needs a look at tensors, on the CPU only; the Triton kernel makes the token's ``2R`` channels NaN).
     """
     return _rotated(x, cos, sin, seqlen_offsets, cu_seqlens, interleaved, inplace, False)
+
+
+def _check_pair(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    cos_k: Tensor,
+    sin_k: Tensor,
+    seqlen_offsets: int | Tensor,
+    cu_seqlens: Tensor | None,
+) -> None:
+    _check(q, cos, sin, seqlen_offsets, cu_seqlens)
+    if k.dim() != 4 or k.shape[:2] != q.shape[:2] or k.shape[3] != q.shape[3]:
+        raise ArgumentError(
+            f"`k` must have shape [B, T, HK, D] with B, T and D of `q`, {list(q.shape)}, got {list(k.shape)}."
+        )
+    if k.dtype != q.dtype or k.device != q.device:
+        raise ArgumentError(f"`k` must have dtype and device of `q`, {q.dtype} {q.device}, got {k.dtype} {k.device}.")
+    if cos_k.shape != cos.shape or sin_k.shape != cos.shape:
+        raise ArgumentError(f"`cos_k` and `sin_k` must have the shape of `cos`, {list(cos.shape)}.")
+
+
+@dispatch(
+    "modules",
+    facts=CallFacts(tensors=("q",), key="q", value="q", initial_state=None, state_v_first=None),
+    validate=_check_pair,
+    triton="fla.modules.rotary.engine:rotary_pair",
+    triton_verifier=covers_rotary_pair,
+)
+def rotary_pair(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    cos_k: Tensor,
+    sin_k: Tensor,
+    interleaved: bool = False,
+    seqlen_offsets: int | Tensor = 0,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """:func:`rotary_embedding` of ``q`` ``[B, T, H, D]`` by ``cos`` and ``sin``, and of ``k`` ``[B, T, HK, D]`` by
+    ``cos_k`` and ``sin_k``, at once."""
+    options = {"interleaved": interleaved, "seqlen_offsets": seqlen_offsets, "cu_seqlens": cu_seqlens}
+    return rotary_embedding(q, cos, sin, **options), rotary_embedding(k, cos_k, sin_k, **options)  # type: ignore[arg-type]
