@@ -31,7 +31,7 @@ class SimpleGatedLinearAttention(LinearLayer):
         self,
         mode: str = "chunk",
         hidden_size: int = 1024,
-        expand_k: float = 0.5,
+        expand_k: float = 1.0,
         expand_v: float = 1.0,
         num_heads: int = 4,
         num_kv_heads: int | None = None,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -266,7 +267,7 @@ CASES = {
             {"num_heads": 4, "num_kv_heads": 2, "feature_map": "relu", "use_short_conv": False},
             {"gate_fn": "sigmoid", "conv_bias": True, "mode": "fused_recurrent"},
         ),
-        (2, 2, 12, 6),
+        (2, 2, 12, 12),
     ),
 }
 every_layer = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
@@ -467,3 +468,12 @@ def test_rwkv6_calls_an_adapter_of_the_five_maps():
         layer.x_proj[2].weight.div_(2)
         layer.x_proj[2] = _Adapted(layer.x_proj[2])
         assert_close("y", ref, layer(x)[0], 1e-5)
+
+
+def test_simple_gla_has_the_defaults_of_the_reference():
+    defaults = {name: p.default for name, p in inspect.signature(SimpleGatedLinearAttention).parameters.items()}
+    wanted = {"mode": "chunk", "hidden_size": 1024, "expand_k": 1.0, "expand_v": 1.0, "num_heads": 4}
+    wanted |= {"num_kv_heads": None, "feature_map": None, "use_short_conv": True, "conv_size": 4, "conv_bias": False}
+    wanted |= {"gate_fn": "swish", "elementwise_affine": True, "norm_eps": 1e-5, "gate_logit_normalizer": 16}
+    wanted |= {"fuse_norm": True, "layer_idx": None}
+    assert list(defaults.items()) == list(wanted.items())
