@@ -22,11 +22,12 @@ from torch import Tensor
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(HERE, "../..")]
 
-from linear_vector_reference import make_inputs, ratio, with_gradients  # noqa: E402
+from linear_vector_reference import make_inputs, ratio, recurrence, with_gradients  # noqa: E402
 
 from fla.ops._common.policy import Launch, chip_of  # noqa: E402
 from fla.ops._linear.vector import Work  # noqa: E402
 from fla.ops._linear.vector_autograd import vector_linear  # noqa: E402
+from fla.ops._linear.vector_entry import tokens  # noqa: E402
 from fla.ops._linear.vector_policy import vector_plan  # noqa: E402
 
 BF, HF, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -95,6 +96,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "T1": ({"T": 1, "B": 2, "H": 2, "initial": True}, {}),
     "tiny gradients": ({"T": 256, "H": 4}, {"scale_do": 1e-7}),
 }
+# name -> inputs
+DECODES: dict[str, dict[str, Any]] = {
+    "gk": {},
+    "gk, V first": {"v_first": True},
+    "gv": {"gate": "gv", "V": 64},
+    "both": {"gate": "both", "K": 64, "V": 100},
+    "bonus": {"bonus": True},
+    "bonus K64": {"bonus": True, "K": 64, "low": -INF},
+}
 # B, T, H, K, V, further inputs
 SHAPES: dict[str, tuple[int, int, int, int, int, dict[str, Any]]] = {
     "L": (1, 8192, 96, 128, 128, {}),
@@ -144,6 +154,18 @@ def check(name: str, device: str = "cuda") -> dict[str, Any]:
     wrong = {n: e for n, e in err.items() if not e < (forward if n in ("o", "ht") else backward)}
     same = all(torch.equal(r[n], runs[0][n]) for r in runs for n in ref)
     return {"err": err, "wrong": wrong, "same": same}
+
+
+def check_decode(name: str) -> dict[str, float]:
+    """Errors of one case token by token."""
+    x = make_inputs(**{"B": 4, "T": 3, "H": 8, "K": 128, "dtype": BF, "initial": True, **DECODES[name]}, device="cuda")
+    v_first = DECODES[name].get("v_first", False)
+    args = (x["q"], x["k"], x["v"], x.get("gk"), x.get("gv"), x.get("bonus"), None, x["initial_state"])
+    with torch.no_grad():
+        o, ht = tokens(*args, True, False, v_first, None)
+    ref = recurrence({n: t.double() for n, t in x.items()}, v_first=v_first)
+    assert ht is not None
+    return {"o": ratio(o, ref[0]), "ht": ratio(ht, ref[1])}
 
 
 def _report(name: str) -> bool:
@@ -283,6 +305,10 @@ def _warm_one(shape: str, name: str) -> None:
 
 def main() -> None:
     what, names = (sys.argv[1:2] or ["check"])[0], sys.argv[2:]
+    if what == "decode":
+        for name in DECODES:
+            print(f"decode {name}:", {n: f"{e:.1e}" for n, e in check_decode(name).items()}, flush=True)
+        return
     if what == "case":
         sys.exit(0 if _report(names[0]) else 1)
     if what == "warm":
