@@ -73,6 +73,7 @@ class Setup:
     dims: dict[str, Any]
     gates: dict[str, Any]
     launches: dict[Any, Fixed] = field(default_factory=dict)
+    ahead: bool = False  # its kernels have been sent to be compiled
 
 
 @functools.lru_cache(maxsize=256)
@@ -309,27 +310,28 @@ class Work:
         # Segments hold whole tiles of 64 tokens.
         steps = triton.cdiv(triton.cdiv(self.T, 64), p.segments) * 2
         if entries is None:
-            maps = self.new(self.N * p.segments * self.H, p.vp + p.kp, p.kp, dtype=torch.float32)
-            entries = self.new(self.N * p.segments * self.H, p.vp, p.kp, dtype=torch.float32)
+            maps = self.maps()
             self._scan(o=None, states=None, save=0, news=None, h0=None, ht=maps, split=2, steps=steps)
-            run = self.fixed(
-                run_merge,
-                p.merge,
-                (h0 is None,),
-                lambda: {"BV": 16, "INIT": h0 is not None, "VFIRST": self.call.v_first, "PREC": p.prec},
-            )
-            run(
-                p.vp // 16 * self.H * self.N,
-                (
-                    maps,
-                    entries,
-                    h0,
-                    self.H,
-                    p.segments,
-                ),
-                (h0,),
-            )
+            entries = self.merged(maps, h0)
         self._scan(h0=entries, split=1, steps=steps, **kw)
+        return entries
+
+    def maps(self) -> Tensor:
+        """Room for the affine maps of all segments."""
+        p = self.plan
+        return self.new(self.N * p.segments * self.H, p.vp + p.kp, p.kp, dtype=torch.float32)
+
+    def merged(self, maps: Tensor, h0: Tensor | None) -> Tensor:
+        """What the segments begin with, in the order of their maps; the first with ``h0``."""
+        p = self.plan
+        entries = self.new(self.N * p.segments * self.H, p.vp, p.kp, dtype=torch.float32)
+        run = self.fixed(
+            run_merge,
+            p.merge,
+            (h0 is None,),
+            lambda: {"BV": 16, "INIT": h0 is not None, "VFIRST": self.call.v_first, "PREC": p.prec},
+        )
+        run(p.vp // 16 * self.H * self.N, (maps, entries, h0, self.H, p.segments), (h0,))
         return entries
 
     def state_buffers(self) -> tuple[Tensor, Tensor]:
@@ -348,39 +350,53 @@ class Work:
         dv = self.like(self.v)
         exits = self.new(n * 2 * p.vp, p.kp)
         ys = self.new(n * p.vp, 64)
-        if self.N > 0:
-            run = self.fixed(
-                run_scan_bwd,
-                p.scan_bwd,
-                (dht is None, dh0 is None),
-                lambda: {
-                    "BV": p.bv_bwd,
-                    "INIT": dh0 is not None,
-                    "FINAL": dht is not None,
-                    "VFIRST": self.call.v_first,
-                    "STAGES": p.scan_bwd.stages,
-                },
-            )
-            run(
-                p.vp // p.bv_bwd * self.H * self.N,
-                (
-                    self.decay,
-                    self.mat(self.tiles, 32, p.kp),
-                    self.mat(self.mats, 32, 32),
-                    self.rows(do, 32, p.bv_bwd),
-                    rows_of(dv, (32, p.bv_bwd), p.tma and not self.ragged and self.V == p.vp),
-                    self.mat(exits, p.bv_bwd, p.kp),
-                    self.mat(ys, p.bv_bwd, 32),
-                    dht,
-                    dh0,
-                    *self.index,
-                    self.T,
-                    self.table.per_sequence,
-                    self.H,
-                ),
-                (do, dht, dh0, self.table.cu),
-            )
+        if self.N > 0 and p.segments == 1:
+            self._scan_bwd(do, dv, exits, ys, dht, dh0, 0)
+        elif self.N > 0:
+            maps = self.maps()
+            self._scan_bwd(do, dv, exits, ys, None, maps, 2)
+            self._scan_bwd(do, dv, exits, ys, self.merged(maps, dht), dh0, 1)
         return dv, ys, exits
+
+    def _scan_bwd(
+        self, do: Tensor, dv: Tensor, exits: Tensor, ys: Tensor, dht: Tensor | None, dh0: Tensor | None, split: int
+    ) -> None:
+        p = self.plan
+        bv = p.bv_map if split == 2 else p.bv_bwd
+        run = self.fixed(
+            run_scan_bwd,
+            p.scan_bwd,
+            (dht is None, dh0 is None, split),
+            lambda: {
+                "BV": bv,
+                "INIT": dh0 is not None,
+                "FINAL": dht is not None,
+                "SPLIT": split,
+                "VFIRST": self.call.v_first,
+                "STAGES": p.scan_bwd.stages,
+            },
+        )
+        run(
+            (p.vp + p.kp if split == 2 else p.vp) // bv * self.H * self.N * (p.segments if split else 1),
+            (
+                self.decay,
+                self.mat(self.tiles, 32, p.kp),
+                self.mat(self.mats, 32, 32),
+                self.rows(do, 32, bv),
+                rows_of(dv, (32, bv), p.tma and not self.ragged and self.V == p.vp),
+                self.mat(exits, bv, p.kp),
+                self.mat(ys, bv, 32),
+                dht,
+                dh0,
+                *self.index,
+                self.T,
+                self.table.per_sequence,
+                self.H,
+                triton.cdiv(triton.cdiv(self.T, 64), p.segments) * 2 if split else 0,
+                p.segments,
+            ),
+            (do, dht, dh0, self.table.cu),
+        )
 
     def grad(
         self, o: Tensor, do: Tensor, states: Tensor, news: Tensor, exits: Tensor, ys: Tensor

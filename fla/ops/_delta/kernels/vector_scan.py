@@ -203,7 +203,7 @@ def vector_merge(
         S = shift + tl.dot(S, mat, input_precision=PREC)
 
 
-@triton.jit(do_not_specialize=["T", "NT", "H"])
+@triton.jit(do_not_specialize=["T", "NT", "H", "STEPS", "NSEG"])
 def vector_scan_bwd(
     decay,
     tiles,
@@ -219,6 +219,8 @@ def vector_scan_bwd(
     T,
     NT,
     H,
+    STEPS,
+    NSEG,
     K: tl.constexpr,
     KP: tl.constexpr,
     V: tl.constexpr,
@@ -226,6 +228,7 @@ def vector_scan_bwd(
     BV: tl.constexpr,
     INIT: tl.constexpr,
     FINAL: tl.constexpr,
+    SPLIT: tl.constexpr,
     VFIRST: tl.constexpr,
     DT: tl.constexpr,
     PREC: tl.constexpr,
@@ -239,25 +242,44 @@ def vector_scan_bwd(
     With ``X`` the gradient of the state after a chunk: ``dV = A^T dO + ku X``, ``y = T^T dV`` (gradient of the new
     values), ``dv = beta y`` (final) and ``X <- e^(G_L) X + qd^T dO - kd^T dv``. Writes ``dv``, ``y`` transposed to
     ys [chunk64 * H + h, VP, 64] and X after each 32 tokens to exits [chunk64 * H + h, 2, VP, KP].
-    INIT: write ``dh0``; FINAL: start from ``dht``.
+    INIT: write ``dh0``; FINAL: start from ``dht``. SPLIT as in `vector_scan`, with ``dht`` for h0, ``dh0`` for the
+    maps, and the segments counted from the end of the sequence.
     """
-    NV: tl.constexpr = VP // BV
+    NV: tl.constexpr = (VP + KP) // BV if SPLIT == 2 else VP // BV
     pid = tl.program_id(0)
     iv = pid % NV
     h = (pid // NV) % H
     n = pid // (NV * H)
+    seg = 0
+    if SPLIT:
+        seg = n % NSEG
+        n = n // NSEG
     bos, length, first = sequence_at(cu, offsets, n, T, NT, VARLEN)
     COLS: tl.constexpr = V != VP
     v0 = iv * BV
     ck = tl.arange(0, KP)
-    if FINAL:
+    steps = tl.cdiv(length, 64) * 2
+    begin = 0
+    end = steps
+    if SPLIT:
+        begin = tl.minimum((NSEG - 1 - seg) * STEPS, steps)
+        end = tl.minimum(begin + STEPS, steps)
+    value = 1.0
+    if SPLIT == 2:
+        value = tl.where(v0 >= VP, 0.0, 1.0)
+        X = tl.where((v0 - VP + tl.arange(0, BV))[:, None] == ck[None, :], 1.0, 0.0)
+        v0 = v0 % VP
+    elif SPLIT == 1:
+        cv = v0 + tl.arange(0, BV)
+        at = dht + (((n.to(tl.int64) * NSEG + seg) * H + h) * VP + cv[:, None]) * KP + ck[None, :]
+        X = tl.load(at)
+    elif FINAL:
         at, ok = state_ptrs(dht, n, h, H, v0, K, V, KP, BV, VFIRST)
         X = tl.load(at, mask=ok, other=0.0).to(tl.float32)
     else:
         X = tl.zeros((BV, KP), tl.float32)
-    steps = tl.cdiv(length, 64) * 2
-    for s in tl.range(0, steps, num_stages=STAGES):
-        t = steps - 1 - s
+    for s in tl.range(0, end - begin, num_stages=STAGES):
+        t = end - 1 - s
         w = (first + t // 2) * H + h
         sub = t % 2
         tr = w * 192 + sub * 32
@@ -272,30 +294,38 @@ def vector_scan_bwd(
         kd = load_tile(tiles, tr, 32, 0, KP, KP, 32, KP, TMA, False, False)
         tm = load_tile(mats, mr + 128, 32, 0, 32, 32, 32, 32, TMA, False, False)
         Xb = X.to(DT)
-        store_tile(exits, Xb, (w * 2 + sub) * VP + v0, BV, 0, KP, KP, BV, KP, TMA, False, False)
+        if SPLIT != 2:
+            store_tile(exits, Xb, (w * 2 + sub) * VP + v0, BV, 0, KP, KP, BV, KP, TMA, False, False)
         dT = tl.trans(dot)
+        if SPLIT == 2:
+            dT = tl.where(value > 0.0, dT.to(tl.float32), 0.0).to(DT)
         dn = tl.dot(Xb, tl.trans(ku), input_precision=PREC)
         dn = tl.dot(dT, am, dn, input_precision=PREC).to(DT)
         dr = tl.dot(dn, tb, input_precision=PREC)
         X = X * eg[None, :]
         X = tl.dot(dT, qd, X, input_precision=PREC)
         X = tl.dot((-dr).to(DT), kd, X, input_precision=PREC)
-        y = tl.dot(dn, tm, input_precision=PREC).to(DT)
-        store_tile(ys, y, w * VP + v0, BV, sub * 32, 64, 64, BV, 32, TMA, False, False)
-        store_tile(
-            dv,
-            tl.trans(dr).to(DT),
-            r0,
-            length - t * 32,
-            h * V + v0,
-            V - v0,
-            H * V,
-            32,
-            BV,
-            TMA and not (ROWS or COLS),
-            ROWS,
-            COLS,
-        )
-    if INIT:
+        if SPLIT != 2:
+            y = tl.dot(dn, tm, input_precision=PREC).to(DT)
+            store_tile(ys, y, w * VP + v0, BV, sub * 32, 64, 64, BV, 32, TMA, False, False)
+            store_tile(
+                dv,
+                tl.trans(dr).to(DT),
+                r0,
+                length - t * 32,
+                h * V + v0,
+                V - v0,
+                H * V,
+                32,
+                BV,
+                TMA and not (ROWS or COLS),
+                ROWS,
+                COLS,
+            )
+    if SPLIT == 2:
+        cv = iv * BV + tl.arange(0, BV)
+        at = dh0 + (((n.to(tl.int64) * NSEG + seg) * H + h) * (VP + KP) + cv[:, None]) * KP + ck[None, :]
+        tl.store(at, X)
+    elif INIT:
         at, ok = state_ptrs(dh0, n, h, H, v0, K, V, KP, BV, VFIRST)
-        tl.store(at, X, mask=ok)
+        tl.store(at, X, mask=ok & (begin == 0))
