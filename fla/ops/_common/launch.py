@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fla.ops._common.ahead import submit, wait
 from fla.ops._common.bound import Matrix, bind, hooks, plain
 
 
@@ -66,11 +67,12 @@ class Launcher:
 class Fixed:
     """Launches one configuration of a kernel; see `Launcher`."""
 
-    __slots__ = ("_compiled", "fn", "meta", "options")
+    __slots__ = ("_ahead", "_compiled", "fn", "meta", "options")
 
     def __init__(self, fn: Any, meta: dict[str, Any], options: dict[str, Any]) -> None:
         self.fn, self.meta, self.options = fn, meta, options
         self._compiled: dict[Any, Any] = {}
+        self._ahead: dict[Any, Any] = {}
 
     def __call__(self, grid: int, args: tuple[Any, ...], given: tuple[Tensor | None, ...]) -> None:
         if grid <= 0:
@@ -98,6 +100,14 @@ class Fixed:
             else:
                 go(grid, stream(device), args)
             return
+        if args[0].is_meta:
+            if signature not in self._ahead:
+                self._ahead[signature] = submit(self.fn, plain(args), {**self.meta, **self.options})
+            return
+        if self._ahead:
+            coming = self._ahead.pop((*key[:-1], -1), None)
+            if coming is not None:
+                wait(coming)
         kernel = self.fn[(grid,)](*plain(args), **self.meta, **self.options)
         # The interpreter returns nothing.
         if kernel is not None and Launcher.remember:

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from fla.ops._common.ahead import standing_for
+
 
 @dataclass(frozen=True)
 class Chip:
@@ -85,6 +87,8 @@ def chip_of(device: torch.device) -> Chip:
         return _cuda_chip(torch.cuda.current_device() if device.index is None else device.index)
     if device.type == "cpu":
         return CHIPS["interpreter"]
+    if device.type == "meta" and (real := standing_for()) is not None:
+        return chip_of(real)
     return Chip(device.type, 0, 64, 65536)
 
 

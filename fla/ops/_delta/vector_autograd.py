@@ -8,8 +8,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fla.ops._common.ahead import ahead, possible
 from fla.ops._common.launch import on_device
 from fla.ops._delta.vector_work import VectorCall, Work
+
+
+def _compile_ahead(work: Work, h0: Tensor | None, cu_seqlens: Tensor | None, final: bool) -> None:
+    """Have the kernels of the forward and backward of a call compiled side by side."""
+
+    def meta(x: Tensor | None) -> Tensor | None:
+        return None if x is None else torch.empty_like(x, device="meta")
+
+    inputs = [meta(x) for x in (work.q, work.k, work.v, work.g, work.beta, work.a_log, work.dt_bias, cu_seqlens)]
+    with ahead(work.q.device), torch.no_grad():
+        w = Work(work.call, *inputs)  # type: ignore[arg-type]
+        w.prep(train=True)
+        o, h0, dht = w.like(w.v), meta(h0), None
+        states, news = w.state_buffers() if w.call.keep else (None, None)
+        entries = w.scan(
+            h0, o=o, ht=w.final_state() if final else None, states=states, save=2 if w.call.keep else 0, news=news
+        )
+        if states is None or news is None:
+            states, news = w.states(h0, entries)
+        _, ys, exits = w.scan_bwd(o, dht, None if h0 is None else torch.empty_like(h0))
+        w.grad(o, o, states, news, exits, ys)
 
 
 class VectorDelta(torch.autograd.Function):
@@ -35,6 +57,10 @@ class VectorDelta(torch.autograd.Function):
         final: bool,
     ) -> tuple[Tensor, Tensor | None]:
         work = Work(call, q, k, v, g, beta, a_log, dt_bias, cu_seqlens)
+        if not work.setup.ahead:
+            work.setup.ahead = True
+            if q.is_cuda and possible() and not torch.cuda.is_current_stream_capturing():
+                _compile_ahead(work, h0, cu_seqlens, final)
         work.prep(train=True)
         o = work.like(v)
         ht = work.final_state() if final else None
