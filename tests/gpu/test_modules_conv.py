@@ -28,6 +28,24 @@ def test_a_decoding_step_updates_the_cache():
     assert conv.check_update() == []
 
 
+def test_offsets_beyond_32_bits():
+    assert conv.check_large() == []
+
+
+def test_compiled_with_cuda_graphs_nothing_is_overwritten_while_in_use():
+    from fla.modules import ShortConvolution
+
+    torch.manual_seed(0)
+    module = ShortConvolution(64, 4).to("cuda", torch.bfloat16)
+    compiled = torch.compile(lambda t: module(t)[0], mode="reduce-overhead")
+    for _ in range(4):
+        x = torch.randn(2, 50, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        torch.compiler.cudagraph_mark_step_begin()
+        (got,) = torch.autograd.grad(compiled(x).square().sum(), x)
+        (want,) = torch.autograd.grad(module(x)[0].square().sum(), x)
+        torch.testing.assert_close(got, want)
+
+
 def test_a_captured_module_replays_on_new_values_and_offsets():
     from fla.modules import ShortConvolution
 
