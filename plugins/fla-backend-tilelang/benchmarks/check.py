@@ -110,28 +110,20 @@ def case(name: str) -> bool:
     return judge(name, run, want, state)
 
 
-def whole(shape: str, block: int, kda: bool) -> None:
+def whole(shape: str, block: int, kda: bool, fit: int = 3) -> None:
+    vector.FIT = fit
     B, T, H, D = SHAPES[shape]
     scalar.choose_block = vector.choose_block = lambda *a: block
     if kda:
         x = wide_reference.make_inputs(B, T, H, None, D, dtype=BF, device="cuda", **RAW)
     else:
         x = make_inputs(B, T, H, None, D, dtype=BF, device="cuda")
-    run = lambda: scalar.forward(
-        x["q"],
-        x["k"],
-        x["v"],
-        x["g"],
-        x["beta"],
-        None,
-        None,
-        False,
-        False,
-        None,
-        None,
-        None,
-        scalar.Switches(norm=True),
-    )
+    given = (*(x[n] for n in ("q", "k", "v", "g", "beta")), None, None, False, False, None)
+    if kda:
+        ends = (x["A_log"], x["dt_bias"], -5.0, scalar.Switches(norm=True, sigmoid=True, gate=True))
+        run = lambda: vector.forward(*given, *ends)
+    else:
+        run = lambda: scalar.forward(*given, None, None, scalar.Switches(norm=True))
     began = time.time()
     run()
     torch.cuda.synchronize()
@@ -149,7 +141,8 @@ def whole(shape: str, block: int, kda: bool) -> None:
     host = (time.perf_counter() - began) / 20 * 1e6
     torch.cuda.synchronize()
     print(
-        f"{shape} {'kda' if kda else 'gdn'} block {block}: first {first:.1f} s, {median_ms(run):.4f} ms, host {host:.0f} us",
+        f"{shape} {'kda' if kda else 'gdn'} block {block} fit {fit}:"
+        f" first {first:.1f} s, {median_ms(run):.4f} ms, host {host:.0f} us",
         parts,
         flush=True,
     )
@@ -172,9 +165,10 @@ def main() -> None:
         sys.exit(wrong)
     print(torch.cuda.get_device_name(), torch.__version__)
     for shape in sys.argv[2:] or ("L", "M", "X"):
-        for block in (64, 128):
-            for kda in (False, True):
-                whole(shape, block, kda)
+        for block in (128, 64):
+            whole(shape, block, kda=False)
+            for fit in (3, 2):
+                whole(shape, block, True, fit)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def program(module: str, name: str, **choices: Any) -> Any:
     import tilelang
 
     made = getattr(importlib.import_module(f"fla_backend_tilelang.kernels.{module}"), name)(**choices)
-    return tilelang.compile(made, target=TARGET)
+    return tilelang.compile(made, target=TARGET, pass_configs={tilelang.PassConfigKey.TL_ENABLE_FAST_MATH: True})
 
 
 @functools.lru_cache(maxsize=64)

@@ -49,7 +49,7 @@ def forward(
         initial_state: ``[N, HV, K, V]``, or ``[N, HV, V, K]`` with `state_v_first`.
         A_log, dt_bias: ``HV`` elements each, for the gate in the kernel.
     """
-    B, T, _, K = q.shape
+    B, T, H, K = q.shape
     HV, V = v.shape[2:]
     tokens = Tokens.of(B, T, CHUNK, cu_seqlens)
     task = Pass(tokens, q, HV, V, initial_state, output_final_state, state_v_first)
@@ -70,11 +70,11 @@ def forward(
             dtype=NAMES[q.dtype],
             g_dtype=NAMES[gates.dtype],
             beta_dtype=NAMES[beta.dtype],
+            group=HV // H,
             norm=switches.norm,
             gate=0 if g is None else 2 if switches.gate else 1,
             bias=dt_bias is not None,
             sigmoid=switches.sigmoid,
-            varlen=tokens.packed,
         )
         prepare(
             q,
@@ -87,7 +87,6 @@ def forward(
             tiles[0],
             tiles[1],
             scalars,
-            T,
             K**-0.5 if scale is None else float(scale),
             2.0 if switches.negative else 1.0,
         )

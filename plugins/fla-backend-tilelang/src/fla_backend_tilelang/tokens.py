@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,15 @@ from fla.ops._common.device_index import ChunkTable, chunk_table
 from fla_backend_tilelang.programs import blank
 
 
+@functools.lru_cache(maxsize=256)
+def _batch_table(device: torch.device, batch: int, length: int, per: int, chunk: int) -> Tensor:
+    at = torch.arange(per, dtype=torch.int32) * chunk
+    sizes = (length - at).clamp(max=chunk)
+    rows = at + torch.arange(batch, dtype=torch.int32)[:, None] * length
+    unread = torch.zeros_like(rows)
+    return torch.stack([rows, sizes.expand_as(rows), unread, unread], -1).view(-1, 4).to(device)
+
+
 @dataclass(frozen=True)
 class Tokens:
     """Sequences of a call in chunks: a batch of equal ones, or packed ones by device-side tables."""
@@ -19,6 +29,7 @@ class Tokens:
     length: int
     sequences: int
     chunks: int
+    chunk: int
     ragged: bool
     found: ChunkTable | None
     cu: Tensor | None
@@ -27,9 +38,9 @@ class Tokens:
     def of(cls, batch: int, length: int, chunk: int, cu_seqlens: Tensor | None, step: int | None = None) -> Tokens:
         """`chunk`: of the first stage; `step`: of the pass over time, where that is less."""
         if cu_seqlens is None:
-            return cls(length, batch, batch * -(-length // chunk), length % (step or chunk) != 0, None, None)
+            return cls(length, batch, batch * -(-length // chunk), chunk, length % (step or chunk) != 0, None, None)
         found = chunk_table(batch, length, chunk, cu_seqlens)
-        return cls(length, found.sequences, found.chunks, True, found, cu_seqlens.to(torch.int32).contiguous())
+        return cls(length, found.sequences, found.chunks, chunk, True, found, cu_seqlens.to(torch.int32).contiguous())
 
     @property
     def packed(self) -> bool:
@@ -40,9 +51,9 @@ class Tokens:
         return self.length == 0 or self.sequences == 0
 
     def table(self, device: torch.device) -> Tensor:
-        """``[chunks, 4]``: first row, valid rows, sequence, chunk in it; not read for a batch."""
+        """``[chunks, 4]``: first row, valid rows, sequence, chunk in it."""
         if self.found is None or self.found.rows is None:
-            return blank(device, torch.int32, 1, 4)
+            return _batch_table(device, self.sequences, self.length, self.chunks // self.sequences, self.chunk)
         return self.found.rows
 
     def cuts(self, device: torch.device) -> tuple[Tensor, Tensor]:

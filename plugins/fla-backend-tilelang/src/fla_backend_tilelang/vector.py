@@ -11,7 +11,7 @@ from fla_backend_tilelang.scalar import Switches
 from fla_backend_tilelang.timepass import Pass, run_pass
 from fla_backend_tilelang.tokens import Tokens
 
-TILE, CHUNK, STAGES = 64, 32, 3
+TILE, CHUNK, STAGES, FIT = 64, 32, 3, 3
 
 
 def forward(
@@ -40,7 +40,7 @@ def forward(
         A_log, dt_bias: ``HV`` and ``HV * K`` elements, or None.
         lower_bound: of the gate in the kernel, in [-5, 0).
     """
-    B, T, _, K = q.shape
+    B, T, H, K = q.shape
     HV, V = v.shape[2:]
     tokens = Tokens.of(B, T, TILE, cu_seqlens, CHUNK)
     task = Pass(tokens, q, HV, V, initial_state, output_final_state, state_v_first)
@@ -60,12 +60,13 @@ def forward(
             dtype=NAMES[q.dtype],
             g_dtype=NAMES[g.dtype],
             beta_dtype=NAMES[beta.dtype],
+            group=HV // H,
             norm=switches.norm,
             gate=2 if switches.gate else 1,
             rate=A_log is not None,
             bias=dt_bias is not None,
             sigmoid=switches.sigmoid,
-            varlen=tokens.packed,
+            fit=FIT,
         )
         prepare(
             q,
@@ -81,7 +82,6 @@ def forward(
             Tm,
             A,
             ends,
-            T,
             K**-0.5 if scale is None else float(scale),
             2.0 if switches.negative else 1.0,
             0.0 if lower_bound is None else float(lower_bound),

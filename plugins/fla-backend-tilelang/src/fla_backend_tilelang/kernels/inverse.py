@@ -22,9 +22,7 @@ def inverse(C):
     @T.macro
     def merge(L, X_s, M, P, P_s, half):
         for i, j in T.Parallel(R, R):
-            M[i, j] = T.if_then_else(
-                (i // (2 * half) == j // (2 * half)) and (i // half > j // half), T.cast(L[i, j], F16), T.cast(0, F16)
-            )
+            M[i, j] = T.Select((i // (2 * half) == j // (2 * half)) and (i // half > j // half), L[i, j], T.float32(0))
         T.clear(P)
         T.gemm(M, X_s, P, policy=T.GemmWarpPolicy.FullRow)
         T.copy(P, P_s)
@@ -43,7 +41,7 @@ def inverse(C):
             for i in T.unroll(BLOCK):
                 for j in T.vectorized(BLOCK):
                     row[j] = D_s[(tx // BLOCK) * BLOCK + i, j]
-                x[i] = T.if_then_else(tx % BLOCK == i, 1.0, 0.0)
+                x[i] = T.Select(tx % BLOCK == i, T.float32(1), T.float32(0))
                 for j in T.unroll(i):
                     x[i] -= row[j] * x[j]
             for i in T.unroll(BLOCK):

@@ -19,10 +19,13 @@ EPS = 1e-6
 LOWEST = -104.0
 
 
-def scalar_prep(K, dtype, g_dtype, beta_dtype, norm, gate, bias, sigmoid, varlen):
-    """The program. gate: 0 no decay, 1 ``g`` is the log decay, 2 ``g`` goes through the gate with ``A_log``."""
+def scalar_prep(K, dtype, g_dtype, beta_dtype, group, norm, gate, bias, sigmoid):
+    """The program. gate: 0 no decay, 1 ``g`` is the log decay, 2 ``g`` goes through the gate with ``A_log``.
+
+    group: value heads a key head.
+    """
     rows, H, HV, NT = (T.dynamic(name) for name in ("rows", "H", "HV", "NT"))
-    table_rows, heads_a, heads_b, g_rows = (T.dynamic(name) for name in ("table_rows", "heads_a", "heads_b", "g_rows"))
+    heads_a, heads_b, g_rows = (T.dynamic(name) for name in ("heads_a", "heads_b", "g_rows"))
     by_row = T.GemmWarpPolicy.FullRow
     invert = inverse(C)
 
@@ -34,55 +37,71 @@ def scalar_prep(K, dtype, g_dtype, beta_dtype, norm, gate, bias, sigmoid, varlen
         beta: T.Tensor((rows, HV), beta_dtype),
         A_log: T.Tensor((heads_a,), F32),
         dt_bias: T.Tensor((heads_b,), F32),
-        table: T.Tensor((table_rows, 4), "int32"),
+        table: T.Tensor((NT, 4), "int32"),
         Tm: T.Tensor((NT, HV, C, C), dtype),
         A: T.Tensor((NT, HV, C, C), dtype),
         SC: T.Tensor((NT, HV, 4, C), F32),
-        length: T.int32,
         scale: T.float32,
         beta_scale: T.float32,
     ):
         with T.Kernel(HV, NT, threads=128) as (h, it):
+            T.annotate_min_blocks_per_sm(4)
             k_s = T.alloc_shared((C, K), dtype)
             q_s = T.alloc_shared((C, K), dtype)
             X_s = T.alloc_shared((C, C), F16)
             P_s = T.alloc_shared((C, C), F16)
             D_s = T.alloc_shared((C, BLOCK), F32)
-            o_s = T.alloc_shared((C, C), dtype)
+            a_s = T.alloc_shared((C, C), dtype)
+            t_s = T.alloc_shared((C, C), dtype)
             g_s = T.alloc_shared((C,), F32)
             G_s = T.alloc_shared((C,), F32)
             b_s = T.alloc_shared((C,), F32)
             rk_s = T.alloc_shared((C,), F32)
             rq_s = T.alloc_shared((C,), F32)
+            # A factor of a row and one of a column, and the decay of both; in registers, next to the tiles.
+            G_i = T.alloc_fragment((C,), F32)
+            G_j = T.alloc_fragment((C,), F32)
+            q_i = T.alloc_fragment((C,), F32)
+            k_i = T.alloc_fragment((C,), F32)
+            k_j = T.alloc_fragment((C,), F32)
             L = T.alloc_fragment((C, C), F32)
             P = T.alloc_fragment((C, C), F32)
+            E = T.alloc_fragment((C, C), F32)
             M = T.alloc_fragment((C, C), F16)
             x = T.alloc_local((BLOCK,), F32)
             line = T.alloc_local((BLOCK,), F32)
             tx = T.get_thread_binding()
-            per = T.max(T.ceildiv(length, C), 1)
-            row = table[it, 0] if varlen else (it // per) * length + (it % per) * C
-            valid = table[it, 1] if varlen else T.min(C, length - (it % per) * C)
-            hk = T.truncdiv(h * H, HV)
+            row = T.alloc_var("int32", init=table[it, 0])
+            valid = T.alloc_var("int32", init=table[it, 1])
+            at = T.alloc_var("int32", init=0)
+            gate_x = T.alloc_var(F32, init=0.0)
+            rate = T.alloc_var(F32, init=0.0)
             loaded = T.alloc_barrier(128)
-            T.tma_copy(k[row : row + C, hk, :], k_s, barrier=loaded)
-            T.tma_copy(q[row : row + C, hk, :], q_s, barrier=loaded)
+            T.tma_copy(k[row : row + C, h // group, :], k_s, barrier=loaded)
+            T.tma_copy(q[row : row + C, h // group, :], q_s, barrier=loaded)
             T.barrier_arrive(loaded)
-            for i in T.Parallel(C):
-                b_s[i] = T.if_then_else(i < valid, T.cast(beta[row + i, h], F32), 0.0)
-                if sigmoid:
-                    b_s[i] = T.if_then_else(i < valid, beta_scale / (1.0 + T.exp(-b_s[i])), 0.0)
-                if gate == 0:
-                    g_s[i] = 0.0
-                else:
-                    g_s[i] = T.if_then_else(i < valid, T.cast(g[row + i, h], F32), 0.0)
+            if tx < C:
+                # Rows past the end read the last valid one, and are selected away.
+                at = row + T.min(tx, T.max(valid - 1, 0))
+                rate = T.cast(beta[at, h], F32)
+                if gate != 0:
+                    gate_x = T.cast(g[at, h], F32)
                 if gate == 2:
                     if bias:
-                        g_s[i] += dt_bias[h]
-                    g_s[i] = -T.exp(A_log[h]) * (T.max(g_s[i], 0.0) + T.log(1.0 + T.exp(-T.abs(g_s[i]))))
+                        gate_x = gate_x + dt_bias[h]
+                    gate_x = -T.exp(A_log[h]) * (T.max(gate_x, 0.0) + T.log1p(T.exp(-T.abs(gate_x))))
                 if gate != 0:
-                    g_s[i] = T.if_then_else(i < valid, T.max(g_s[i], LOWEST) * LOG2E, 0.0)
+                    g_s[tx] = T.Select(tx < valid, T.max(gate_x, LOWEST) * LOG2E, T.float32(0))
+                else:
+                    g_s[tx] = 0.0
+                if sigmoid:
+                    rate = beta_scale / (1.0 + T.exp(-rate))
+                b_s[tx] = T.Select(tx < valid, rate, T.float32(0))
             T.cumsum(g_s, G_s, dim=0)
+            T.copy(G_s, G_i)
+            T.copy(G_s, G_j)
+            for i, j in T.Parallel(C, C):
+                E[i, j] = T.exp2(T.Select(i >= j, G_i[i] - G_j[j], -T.infinity(F32)))
             T.mbarrier_wait_parity(loaded, 0)
             T.clear(L)
             T.gemm(k_s, k_s, L, transpose_B=True, policy=by_row)
@@ -91,34 +110,34 @@ def scalar_prep(K, dtype, g_dtype, beta_dtype, norm, gate, bias, sigmoid, varlen
                 T.gemm(q_s, q_s, P, transpose_B=True, policy=by_row)
                 for i, j in T.Parallel(C, C):
                     if i == j:
-                        rk_s[i] = T.if_then_else(i < valid, T.rsqrt(L[i, j] + EPS), 0.0)
-                        rq_s[i] = T.if_then_else(i < valid, T.rsqrt(P[i, j] + EPS) * scale, 0.0)
+                        rk_s[i] = T.Select(i < valid, T.rsqrt(L[i, j] + EPS), T.float32(0))
+                        rq_s[i] = T.Select(i < valid, T.rsqrt(P[i, j] + EPS) * scale, T.float32(0))
             else:
                 for i in T.Parallel(C):
-                    rk_s[i] = T.if_then_else(i < valid, 1.0, 0.0)
-                    rq_s[i] = T.if_then_else(i < valid, scale, 0.0)
+                    rk_s[i] = T.Select(i < valid, T.float32(1), T.float32(0))
+                    rq_s[i] = T.Select(i < valid, scale, T.float32(0))
             T.clear(P)
             T.gemm(q_s, k_s, P, transpose_B=True, policy=by_row)
-            for i in T.Parallel(C):
-                SC[it, h, 0, i] = rq_s[i] * T.exp2(G_s[i])
-                SC[it, h, 1, i] = rk_s[i] * T.exp2(G_s[i])
-                SC[it, h, 2, i] = rk_s[i] * b_s[i] * T.exp2(G_s[C - 1] - G_s[i])
-                SC[it, h, 3, i] = T.exp2(G_s[C - 1])
+            if tx < C:
+                SC[it, h, 0, tx] = rq_s[tx] * T.exp2(G_s[tx])
+                SC[it, h, 1, tx] = rk_s[tx] * T.exp2(G_s[tx])
+                SC[it, h, 2, tx] = rk_s[tx] * b_s[tx] * T.exp2(G_s[C - 1] - G_s[tx])
+                SC[it, h, 3, tx] = T.exp2(G_s[C - 1])
+            T.copy(rq_s, q_i)
+            T.copy(rk_s, k_i)
+            for j in T.Parallel(C):
+                k_j[j] = rk_s[j] * b_s[j]
             # Selected, not multiplied away: rows past the end may hold anything.
             for i, j in T.Parallel(C, C):
-                P[i, j] = T.if_then_else(
-                    (i >= j) and (i < valid), P[i, j] * T.exp2(G_s[i] - G_s[j]) * rq_s[i] * (rk_s[j] * b_s[j]), 0.0
-                )
-                L[i, j] = T.if_then_else(
-                    (i > j) and (i < valid), L[i, j] * T.exp2(G_s[i] - G_s[j]) * rk_s[i] * (rk_s[j] * b_s[j]), 0.0
-                )
+                P[i, j] = T.Select((i >= j) and (i < valid), P[i, j] * E[i, j] * (q_i[i] * k_j[j]), T.float32(0))
+                L[i, j] = T.Select((i > j) and (i < valid), L[i, j] * E[i, j] * (k_i[i] * k_j[j]), T.float32(0))
             for i, j in T.Parallel(C, C):
                 if i // BLOCK == j // BLOCK:
                     D_s[i, j % BLOCK] = L[i, j]
-            T.copy(P, o_s)
-            T.copy(o_s, A[it, h, :, :])
+            T.copy(P, a_s)
+            T.copy(a_s, A[it, h, :, :])
             invert(L, D_s, X_s, M, P, P_s, x, line, tx)
-            T.copy(X_s, o_s)
-            T.copy(o_s, Tm[it, h, :, :])
+            T.copy(X_s, t_s)
+            T.copy(t_s, Tm[it, h, :, :])
 
     return delta_scalar_prep

@@ -23,13 +23,14 @@ UNSHIFT = 2.0**-116
 LOWEST = -5.0
 
 
-def vector_prep(K, dtype, g_dtype, beta_dtype, norm, gate, rate, bias, sigmoid, varlen):
+def vector_prep(K, dtype, g_dtype, beta_dtype, group, norm, gate, rate, bias, sigmoid, fit=3):
     """The program. gate: 1 ``g`` is the log decay, 2 bounded: ``lower * sigmoid(exp(A_log) (g + dt_bias))``.
 
-    rate: there is an ``A_log``.
+    group: value heads a key head; rate: there is an ``A_log``; fit: programs that a
+    multiprocessor shall hold.
     """
     rows, H, HV, NT = (T.dynamic(name) for name in ("rows", "H", "HV", "NT"))
-    table_rows, heads_a, heads_b = (T.dynamic(name) for name in ("table_rows", "heads_a", "heads_b"))
+    heads_a, heads_b = (T.dynamic(name) for name in ("heads_a", "heads_b"))
     by_row = T.GemmWarpPolicy.FullRow
     invert = inverse(C)
 
@@ -41,28 +42,24 @@ def vector_prep(K, dtype, g_dtype, beta_dtype, norm, gate, rate, bias, sigmoid, 
         beta: T.Tensor((rows, HV), beta_dtype),
         A_log: T.Tensor((heads_a,), F32),
         dt_bias: T.Tensor((heads_b, K), F32),
-        table: T.Tensor((table_rows, 4), "int32"),
+        table: T.Tensor((NT, 4), "int32"),
         KD: T.Tensor((NT, HV, R, K), dtype),
         KU: T.Tensor((NT, HV, R, K), dtype),
         QD: T.Tensor((NT, HV, R, K), dtype),
         Tm: T.Tensor((NT, HV, R, C), dtype),
         A: T.Tensor((NT, HV, R, C), dtype),
         SC: T.Tensor((NT, HV, 2, K), F32),
-        length: T.int32,
         scale: T.float32,
         beta_scale: T.float32,
         lower: T.float32,
     ):
         with T.Kernel(HV, NT, threads=128) as (h, it):
+            T.annotate_min_blocks_per_sm(fit)
             k_s = T.alloc_shared((R, K), dtype)
             q_s = T.alloc_shared((R, K), dtype)
             g_s = T.alloc_shared((R, K), F16)
-            kr_s = T.alloc_shared((R, K), BF)
             kc_s = T.alloc_shared((R, K), BF)
-            qr_s = T.alloc_shared((R, K), BF)
-            kd_s = T.alloc_shared((R, K), dtype)
-            ku_s = T.alloc_shared((R, K), dtype)
-            qd_s = T.alloc_shared((R, K), dtype)
+            out_s = T.alloc_shared((R, K), dtype)
             X_s = T.alloc_shared((R, R), F16)
             P_s = T.alloc_shared((R, R), F16)
             D_s = T.alloc_shared((R, BLOCK), F32)
@@ -71,43 +68,60 @@ def vector_prep(K, dtype, g_dtype, beta_dtype, norm, gate, rate, bias, sigmoid, 
             b_s = T.alloc_shared((R,), F32)
             rk_s = T.alloc_shared((R,), F32)
             rq_s = T.alloc_shared((R,), F32)
+            k_i = T.alloc_fragment((R,), F32)
+            q_i = T.alloc_fragment((R,), F32)
+            b_i = T.alloc_fragment((R,), F32)
             G = T.alloc_fragment((R, K), F32)
+            left = T.alloc_fragment((R, K), BF)
             L = T.alloc_fragment((R, R), F32)
             P = T.alloc_fragment((R, R), F32)
             M = T.alloc_fragment((R, R), F16)
             x = T.alloc_local((BLOCK,), F32)
             line = T.alloc_local((BLOCK,), F32)
             tx = T.get_thread_binding()
-            per = T.max(T.ceildiv(length, R), 1)
-            row = table[it, 0] if varlen else (it // per) * length + (it % per) * R
-            valid = table[it, 1] if varlen else T.min(R, length - (it % per) * R)
-            hk = T.truncdiv(h * H, HV)
+            row = T.alloc_var("int32", init=table[it, 0])
+            valid = T.alloc_var("int32", init=table[it, 1])
+            last = T.alloc_var("int32", init=T.max(table[it, 1] - 1, 0))
+            steep = T.alloc_var(F32, init=LOG2E)
+            write = T.alloc_var(F32, init=0.0)
+            if rate:
+                steep = T.exp(A_log[h]) * LOG2E
             loaded = T.alloc_barrier(128)
-            T.tma_copy(k[row : row + R, hk, :], k_s, barrier=loaded)
-            T.tma_copy(q[row : row + R, hk, :], q_s, barrier=loaded)
+            T.tma_copy(k[row : row + R, h // group, :], k_s, barrier=loaded)
+            T.tma_copy(q[row : row + R, h // group, :], q_s, barrier=loaded)
             T.barrier_arrive(loaded)
+            # Rows past the end read the last valid one, and are selected away.
             for i, j in T.Parallel(R, K):
                 if gate == 1:
-                    g_s[i, j] = T.if_then_else(i < valid, T.max(T.cast(g[row + i, h, j], F32), LOWEST) * LOG2E, 0.0)
-                else:
-                    g_s[i, j] = T.if_then_else(
+                    g_s[i, j] = T.Select(
+                        i < valid, T.max(T.cast(g[row + T.min(i, last), h, j], F32), LOWEST) * LOG2E, T.float32(0)
+                    )
+                elif bias:
+                    g_s[i, j] = T.Select(
                         i < valid,
                         lower
                         * LOG2E
-                        / (
-                            1.0
-                            + T.exp(
-                                -(T.exp(A_log[h]) if rate else 1.0)
-                                * (T.cast(g[row + i, h, j], F32) + (dt_bias[h, j] if bias else 0.0))
-                            )
-                        ),
-                        0.0,
+                        / (1.0 + T.exp2(-steep * (T.cast(g[row + T.min(i, last), h, j], F32) + dt_bias[h, j]))),
+                        T.float32(0),
                     )
-            for i in T.Parallel(R):
-                b_s[i] = T.if_then_else(i < valid, T.cast(beta[row + i, h], F32), 0.0)
+                else:
+                    g_s[i, j] = T.Select(
+                        i < valid,
+                        lower * LOG2E / (1.0 + T.exp2(-steep * T.cast(g[row + T.min(i, last), h, j], F32))),
+                        T.float32(0),
+                    )
+            if tx < R:
+                write = T.cast(beta[row + T.min(tx, last), h], F32)
                 if sigmoid:
-                    b_s[i] = T.if_then_else(i < valid, beta_scale / (1.0 + T.exp(-b_s[i])), 0.0)
+                    write = beta_scale / (1.0 + T.exp(-write))
+                b_s[tx] = T.Select(tx < valid, write, T.float32(0))
             T.mbarrier_wait_parity(loaded, 0)
+            if valid < R:
+                # Cleared, not multiplied away: rows past the end may hold anything.
+                for i, j in T.Parallel(R, K):
+                    if i >= valid:
+                        k_s[i, j] = T.cast(0, dtype)
+                        q_s[i, j] = T.cast(0, dtype)
             if norm:
                 T.clear(L)
                 T.gemm(k_s, k_s, L, transpose_B=True, policy=by_row)
@@ -115,50 +129,55 @@ def vector_prep(K, dtype, g_dtype, beta_dtype, norm, gate, rate, bias, sigmoid, 
                 T.gemm(q_s, q_s, P, transpose_B=True, policy=by_row)
                 for i, j in T.Parallel(R, R):
                     if i == j:
-                        rk_s[i] = T.if_then_else(i < valid, T.rsqrt(L[i, j] + EPS), 0.0)
-                        rq_s[i] = T.if_then_else(i < valid, T.rsqrt(P[i, j] + EPS) * scale, 0.0)
+                        rk_s[i] = T.rsqrt(L[i, j] + EPS)
+                        rq_s[i] = T.rsqrt(P[i, j] + EPS) * scale
             else:
                 for i in T.Parallel(R):
-                    rk_s[i] = T.if_then_else(i < valid, 1.0, 0.0)
-                    rq_s[i] = T.if_then_else(i < valid, scale, 0.0)
+                    rk_s[i] = 1.0
+                    rq_s[i] = scale
+            T.copy(rk_s, k_i)
+            T.copy(rq_s, q_i)
+            T.copy(b_s, b_i)
             # After each token to the end of its chunk.
             for i, j in T.Parallel(R, R):
-                M[i, j] = T.if_then_else((j > i) and (i // C == j // C), T.cast(1, F16), T.cast(0, F16))
+                M[i, j] = T.Select((j > i) and (i // C == j // C), T.float32(1), T.float32(0))
             T.clear(G)
             T.gemm(M, g_s, G, policy=by_row)
             for i, j in T.Parallel(R, K):
-                ku_s[i, j] = T.if_then_else(i < valid, T.cast(k_s[i, j], F32) * rk_s[i] * T.exp2(G[i, j]), 0.0)
-            T.copy(ku_s, KU[it, h, :, :])
+                out_s[i, j] = T.cast(k_s[i, j], F32) * k_i[i] * T.exp2(G[i, j])
+            T.copy(out_s, KU[it, h, :, :])
             # Up to each token and with it.
             for i, j in T.Parallel(R, R):
-                M[i, j] = T.if_then_else((j <= i) and (i // C == j // C), T.cast(1, F16), T.cast(0, F16))
+                M[i, j] = T.Select((j <= i) and (i // C == j // C), T.float32(1), T.float32(0))
             T.clear(G)
             T.gemm(M, g_s, G, policy=by_row)
             for i, j in T.Parallel(R, K):
                 if i % C == C - 1:
                     SC[it, h, i // C, j] = T.exp2(G[i, j])
             for i, j in T.Parallel(R, K):
-                kc_s[i, j] = T.if_then_else(i < valid, T.cast(k_s[i, j], F32) * rk_s[i] * T.exp2(-SHIFT - G[i, j]), 0.0)
+                kc_s[i, j] = T.cast(k_s[i, j], F32) * k_i[i] * T.exp2(-SHIFT - G[i, j])
             for i, j in T.Parallel(R, K):
                 G[i, j] = T.exp2(G[i, j] + SHIFT)
             for i, j in T.Parallel(R, K):
-                kr_s[i, j] = T.if_then_else(i < valid, T.cast(k_s[i, j], F32) * rk_s[i] * G[i, j], 0.0)
-                kd_s[i, j] = T.if_then_else(i < valid, T.cast(k_s[i, j], F32) * rk_s[i] * G[i, j] * UNSHIFT, 0.0)
+                left[i, j] = T.cast(k_s[i, j], F32) * k_i[i] * G[i, j]
             for i, j in T.Parallel(R, K):
-                qr_s[i, j] = T.if_then_else(i < valid, T.cast(q_s[i, j], F32) * rq_s[i] * G[i, j], 0.0)
-                qd_s[i, j] = T.if_then_else(i < valid, T.cast(q_s[i, j], F32) * rq_s[i] * G[i, j] * UNSHIFT, 0.0)
-            T.copy(kd_s, KD[it, h, :, :])
-            T.copy(qd_s, QD[it, h, :, :])
+                out_s[i, j] = T.cast(k_s[i, j], F32) * k_i[i] * (G[i, j] * UNSHIFT)
+            T.copy(out_s, KD[it, h, :, :])
             T.clear(L)
-            T.gemm(kr_s, kc_s, L, transpose_B=True, policy=by_row)
+            T.gemm(left, kc_s, L, transpose_B=True, policy=by_row)
+            for i, j in T.Parallel(R, K):
+                left[i, j] = T.cast(q_s[i, j], F32) * q_i[i] * G[i, j]
+            for i, j in T.Parallel(R, K):
+                out_s[i, j] = T.cast(q_s[i, j], F32) * q_i[i] * (G[i, j] * UNSHIFT)
+            T.copy(out_s, QD[it, h, :, :])
             T.clear(P)
-            T.gemm(qr_s, kc_s, P, transpose_B=True, policy=by_row)
+            T.gemm(left, kc_s, P, transpose_B=True, policy=by_row)
             for i, j in T.Parallel(R, R):
                 if i // C == j // C:
-                    a_s[i, j % C] = T.if_then_else(i >= j, P[i, j], 0.0)
+                    a_s[i, j % C] = T.Select(i >= j, P[i, j], T.float32(0))
             T.copy(a_s, A[it, h, :, :])
             for i, j in T.Parallel(R, R):
-                L[i, j] = T.if_then_else((i > j) and (i // C == j // C), L[i, j] * b_s[i], 0.0)
+                L[i, j] = T.Select((i > j) and (i // C == j // C), L[i, j] * b_i[i], T.float32(0))
             for i, j in T.Parallel(R, R):
                 if i // BLOCK == j // BLOCK:
                     D_s[i, j % BLOCK] = L[i, j]
