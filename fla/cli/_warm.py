@@ -34,7 +34,7 @@ class Task:
     group: int
     gates: str
     backward: bool
-    flags: Mapping[str, Any] = field(default_factory=dict)
+    flags: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
         group = f" group {self.group}" if self.group > 1 else ""
@@ -53,6 +53,15 @@ class Outcome:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    def with_part(self, part: Outcome) -> Outcome:
+        return Outcome(
+            self.task,
+            self.calls + part.calls,
+            round(self.seconds + part.seconds, 2),
+            self.refused or part.refused,
+            self.error or part.error,
+        )
 
 
 def tasks(
@@ -83,7 +92,7 @@ def tasks(
         if form not in known:
             raise CliError(f"--form {form!r} is not among the forms: {', '.join(sorted(known))}", 2)
     for flag in flags:
-        if not any(flag in spec.function.op.signature.parameters for spec in specs):
+        if not any(flag in _op(spec).signature.parameters for spec in specs):
             raise CliError(f"--arg {flag}: none of the functions has this parameter", 2)
     return [
         Task(str(spec), variant.name, dtype, K, V, group, gates, backward and not variant.without_grad, flags)
@@ -111,11 +120,16 @@ def _head_dims(text: str) -> tuple[int, int]:
     return int(K), int(V or K)
 
 
+def _op(spec: Any) -> Any:
+    """What is behind the public function of a row."""
+    return spec.function.op
+
+
 def _specs(names: Sequence[str]) -> list[Any]:
     """The kit's rows of the functions meant, those with a Triton path."""
     from fla.testing.specs import SPECS
 
-    rows = [row for row in SPECS.values() if row.function.op.triton_path is not None]
+    rows = [row for row in SPECS.values() if _op(row).triton_path is not None]
     if not names:
         return rows
     found: dict[str, Any] = {}
@@ -159,8 +173,9 @@ def requests(task: Task, classes: Sequence[Any]) -> Iterator[Request]:
         )
 
 
-def run_task(task: Task, device: str) -> Outcome:
-    """Run the calls of a task on ``device``. Values do not matter to a compiler, so nothing is compared."""
+def run_task(task: Task, device: str, only: int | None = None) -> Outcome:
+    """Run the calls of a task on ``device``, or those of one size class. Values do not matter to a compiler, so nothing
+    is compared."""
     import torch
 
     from fla.backends import BackendUnavailable, use_backend
@@ -174,10 +189,11 @@ def run_task(task: Task, device: str) -> Outcome:
     room, _, name = task.function.rpartition(".")
     spec = SPECS[room, name]
     function = spec.function
-    op = function.op
+    op = _op(spec)
     flags = {n: x for n, x in task.flags.items() if n in op.signature.parameters}
+    classes = size_classes(chip_of(torch.device(device)))
     try:
-        for request in requests(task, size_classes(chip_of(torch.device(device)))):
+        for request in requests(task, classes if only is None else classes[only : only + 1]):
             call = draw(op, spec, request, device, flags)
             grad = bool(request.grad)
             try:
@@ -203,18 +219,33 @@ def run_task(task: Task, device: str) -> Outcome:
 def run_tasks(work: Sequence[Task], device: str, jobs: int, tell: Callable[[Outcome], None]) -> list[Outcome]:
     """Run the tasks in ``jobs`` processes, in this one if that is 1; ``tell`` hears of each as it ends."""
     results: list[Outcome] = []
-    if jobs == 1 or len(work) <= 1:
+    if jobs == 1:
         for task in work:
             results.append(run_task(task, device))
             tell(results[-1])
         return results
+    import torch
+
+    from fla.ops._common.policy import chip_of
+    from fla.ops._common.size_classes import size_classes
+
+    # Calls of one task share kernels; but where there are fewer tasks than processes, some compiled twice cost less
+    # than processes that wait.
+    few = len(work) < jobs
+    parts = range(len(size_classes(chip_of(torch.device(device))))) if few else [None]
     # A fresh interpreter each: a CUDA context does not survive a fork.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(work)), mp_context=context) as pool:
-        futures = [pool.submit(run_task, task, device) for task in work]
+    with ProcessPoolExecutor(min(jobs, len(work) * len(parts)), mp_context=context) as pool:
+        futures = {pool.submit(run_task, task, device, part): task for task in work for part in parts}
+        sums = {task: Outcome(str(task)) for task in work}
+        waiting = dict.fromkeys(work, len(parts))
         for future in as_completed(futures):
-            results.append(future.result())
-            tell(results[-1])
+            task = futures[future]
+            sums[task] = sums[task].with_part(future.result())
+            waiting[task] -= 1
+            if waiting[task] == 0:
+                results.append(sums[task])
+                tell(results[-1])
     return results
 
 
