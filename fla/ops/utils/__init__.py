@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Helpers around ops: offsets of packed sequences, chunked sums, packing, small reductions. Plain PyTorch."""
+"""Helpers around ops: offsets of packed sequences, chunked sums, packing, small reductions; all differentiable."""
 
 from fla.ops.utils.cumsum import (
     chunk_global_cumsum,

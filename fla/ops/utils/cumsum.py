@@ -1,23 +1,22 @@
 # SPDX-License-Identifier: MIT
 """Running sums over whole sequences or restarted at every chunk, accumulated in float32 (float64 for float64).
 
-Not differentiable by contract: the Triton path will not be, so callers bring their own backward.
+Differentiable: the gradient of running sums are running sums from the other end.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from fla.backends import needs_backward
 from fla.ops._common import checks
-from fla.ops._common.gates import compute_dtype
-from fla.ops._common.varlen import host_offsets, plan_chunks
+from fla.ops.utils.core import global_sums, local_sums
 
 __all__ = [
     "chunk_global_cumsum",
@@ -43,13 +42,19 @@ def _check(name: str, x: Tensor, cu_seqlens: Tensor | None, head_first: object, 
     checks.check_varlen(cu_seqlens, None, sizes["B"], sizes["T"], device=device, allow_uncovered=allow_uncovered)
 
 
-def _sums(x: Tensor, dim: int, reverse: bool) -> Tensor:
-    # Suffix sums are summed from the end: total minus prefix would lose small suffixes after a huge prefix.
-    return x.flip(dim).cumsum(dim).flip(dim) if reverse else x.cumsum(dim)
+class _Sums(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, run: Callable[..., Tensor], reverse: bool, dtype: torch.dtype) -> Tensor:
+        ctx.run, ctx.reverse, ctx.dtype = run, reverse, x.dtype
+        return run(x, reverse, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return _sums(grad, ctx.run, not ctx.reverse, ctx.dtype), None, None, None
 
 
-def _finish(x: Tensor, scale: float | None, dtype: torch.dtype) -> Tensor:
-    return (x if scale is None else x * scale).to(dtype)
+def _sums(x: Tensor, run: Callable[..., Tensor], reverse: bool, dtype: torch.dtype) -> Tensor:
+    return _Sums.apply(x, run, reverse, dtype) if needs_backward((x,)) else run(x, reverse, dtype)
 
 
 def _local(
@@ -64,10 +69,13 @@ def _local(
 ) -> Tensor:
     _check("g", g, cu_seqlens, head_first, allow_uncovered=use_graph)
     checks.check_power_of_two("chunk_size", chunk_size)
-    with torch.no_grad():
-        plan = plan_chunks(g.shape[0], g.shape[1], chunk_size, g.device, cu_seqlens)
-        sums = _sums(plan.pack(g.to(compute_dtype(g.dtype))), 1, reverse)
-        return _finish(plan.unpack(sums), scale, output_dtype or g.dtype).contiguous()
+    factor = 1.0 if scale is None else scale
+    uncovered = use_graph and cu_seqlens is not None
+
+    def run(x: Tensor, reverse: bool, dtype: torch.dtype) -> Tensor:
+        return local_sums(x, chunk_size, reverse, factor, cu_seqlens, dtype, uncovered)
+
+    return _sums(g, run, reverse, output_dtype or g.dtype)
 
 
 def _global(
@@ -79,15 +87,12 @@ def _global(
     head_first: object,
 ) -> Tensor:
     _check("s", s, cu_seqlens, head_first, allow_uncovered=False)
-    with torch.no_grad():
-        x = s.to(compute_dtype(s.dtype))
-        if cu_seqlens is None:
-            sums = _sums(x, 1, reverse)
-        else:
-            offsets = host_offsets(cu_seqlens)
-            lens = [b - a for a, b in itertools.pairwise(offsets)]
-            sums = torch.cat([_sums(part, 1, reverse) for part in x.split(lens, 1)], 1)
-        return _finish(sums, scale, output_dtype or s.dtype)
+    factor = 1.0 if scale is None else scale
+
+    def run(x: Tensor, reverse: bool, dtype: torch.dtype) -> Tensor:
+        return global_sums(x, reverse, factor, cu_seqlens, dtype)
+
+    return _sums(s, run, reverse, output_dtype or s.dtype)
 
 
 def _of_rank(sums: _F, rank: int) -> _F:

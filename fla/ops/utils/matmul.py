@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Matrix products accumulated in float32 (float64 for float64), with an activation. Not differentiable."""
+"""Matrix products accumulated in float32 (float64 for float64), with an activation. Differentiable."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     return a.to(wide) @ b.to(wide)
 
 
-@torch.no_grad()
 def matmul(a: Tensor, b: Tensor, activation: str = "") -> Tensor:
     """``activation(a @ b)`` of ``[M, K]`` or ``[B, M, K]`` and ``[K, N]``, in the dtype of a.
 
@@ -42,7 +41,6 @@ def matmul(a: Tensor, b: Tensor, activation: str = "") -> Tensor:
     return _ACTIVATIONS[activation](_product(a, b)).to(a.dtype)
 
 
-@torch.no_grad()
 def addmm(
     x: Tensor, a: Tensor, b: Tensor, alpha: float | Tensor | None = None, beta: float | Tensor | None = None
 ) -> Tensor:

@@ -3,23 +3,42 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from fla.backends import needs_backward
 from fla.ops._common import checks
 from fla.ops._common.checks import ArgumentError
-from fla.ops.utils.index import prepare_lens, prepare_position_ids
+from fla.ops.utils.core import pack, unpack
+from fla.ops.utils.index import prepare_lens
 
 __all__ = ["pack_sequence", "unpack_sequence"]
 
 
-def _rows(cu_seqlens: Tensor, width: int, padding_side: str) -> Tensor:
-    """Row of each packed token in the padded batch, whose sequences lie `width` rows apart."""
-    lens = prepare_lens(cu_seqlens)
-    first = torch.arange(len(lens), device=lens.device) * width
-    if padding_side == "left":
-        first = first + (width - lens)
-    return torch.repeat_interleave(first, lens) + prepare_position_ids(cu_seqlens)
+class _Pack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cu_seqlens: Tensor, left: bool, total: int) -> Tensor:
+        ctx.save_for_backward(cu_seqlens)
+        ctx.left, ctx.width = left, x.shape[1]
+        return pack(x, cu_seqlens, left, total)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None]:
+        return _Unpack.apply(dy, *ctx.saved_tensors, ctx.left, ctx.width), None, None, None
+
+
+class _Unpack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cu_seqlens: Tensor, left: bool, width: int) -> Tensor:
+        ctx.save_for_backward(cu_seqlens)
+        ctx.left, ctx.total = left, x.shape[0]
+        return unpack(x, cu_seqlens, left, width)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None]:
+        return _Pack.apply(dy, *ctx.saved_tensors, ctx.left, ctx.total), None, None, None
 
 
 def _check(x: Tensor, ndim: int, padding_side: str, cu_seqlens: Tensor) -> None:
@@ -56,7 +75,8 @@ def pack_sequence(x: Tensor, cu_seqlens: Tensor, padding_side: str = "left") -> 
             f"`cu_seqlens` must have {x.shape[0] + 1} entries for {x.shape[0]} rows, got {len(cu_seqlens)}."
         )
     _check_lens(cu_seqlens, x.shape[1])
-    return x.flatten(0, 1).index_select(0, _rows(cu_seqlens, x.shape[1], padding_side))
+    total, left = int(cu_seqlens[-1]), padding_side == "left"
+    return (_Pack.apply if needs_backward((x,)) else pack)(x, cu_seqlens, left, total)
 
 
 def unpack_sequence(
@@ -86,5 +106,5 @@ def unpack_sequence(
             raise ArgumentError(f"`desired_shape` must be [{wanted}], got {list(desired_shape)}.")
         width = desired_shape[1]
         _check_lens(cu_seqlens, width)
-    rows = _rows(cu_seqlens, width, padding_side)
-    return x.new_zeros(N * width, *x.shape[1:]).index_copy(0, rows, x).unflatten(0, (N, width))
+    left = padding_side == "left"
+    return (_Unpack.apply if needs_backward((x,)) else unpack)(x, cu_seqlens, left, width)

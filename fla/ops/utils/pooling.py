@@ -3,14 +3,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
+from fla.backends import needs_backward
 from fla.ops._common import checks
 from fla.ops._common.checks import ArgumentError
-from fla.ops._common.gates import compute_dtype
-from fla.ops._common.varlen import plan_chunks
+from fla.ops.utils.core import chunk_means, chunk_means_grad
 
 __all__ = ["mean_pooling"]
+
+
+class _Means(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, chunk: int, cu_seqlens: Tensor | None) -> Tensor:
+        ctx.shape, ctx.chunk = x.shape, chunk
+        ctx.save_for_backward(cu_seqlens)
+        return chunk_means(x, chunk, cu_seqlens)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
+        return chunk_means_grad(dy, tuple(ctx.shape), ctx.chunk, *ctx.saved_tensors), None, None
 
 
 def mean_pooling(x: Tensor, chunk_size: int, cu_seqlens: Tensor | None = None, *, head_first: object = None) -> Tensor:
@@ -34,8 +50,6 @@ def mean_pooling(x: Tensor, chunk_size: int, cu_seqlens: Tensor | None = None, *
     if chunk_size < 1:
         raise ArgumentError(f"`chunk_size` must be at least 1, got {chunk_size}.")
     checks.check_varlen(cu_seqlens, None, sizes["B"], sizes["T"])
-    dtype = compute_dtype(x.dtype)
-    plan = plan_chunks(sizes["B"], sizes["T"], chunk_size, x.device, cu_seqlens)
-    counts = plan.pack(x.new_ones(x.shape[:2], dtype=dtype)).sum(1)
-    means = plan.pack(x.to(dtype)).sum(1) / counts[:, None, None]
-    return plan.chunk_states(means).to(x.dtype)
+    if needs_backward((x,)):
+        return _Means.apply(x, chunk_size, cu_seqlens)
+    return chunk_means(x, chunk_size, cu_seqlens)

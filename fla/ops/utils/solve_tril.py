@@ -13,14 +13,13 @@ from fla.ops._common.varlen import plan_chunks
 __all__ = ["solve_tril"]
 
 
-@torch.no_grad()
 def solve_tril(
     A: Tensor,
     cu_seqlens: Tensor | None = None,
     chunk_indices: Tensor | None = None,
     output_dtype: torch.dtype | None = torch.float,
 ) -> Tensor:
-    """``(I + A) ** -1`` per chunk, A strictly lower triangular. Not differentiable.
+    """``(I + A) ** -1`` per chunk, A strictly lower triangular. Differentiable.
 
     Args:
         A: rows of the matrices ``[B, T, H, C]``, C the chunk size: 16, 32 or 64. Entries on and above the diagonal are
