@@ -134,9 +134,15 @@ def test_wide_heads_in_several_blocks(monkeypatch):
     check(run(make_inputs(T=40, K=32), monkeypatch, change))
 
 
-def test_time_split(monkeypatch):
-    x = make_inputs(T=256, sequences=1)
+@pytest.mark.parametrize("T", [256, 200, 70])
+def test_time_split(T, monkeypatch):
+    x = make_inputs(T=T, sequences=1)
     check(run(x, monkeypatch, {"segments": 3}, safe=True))
+
+
+def test_time_split_of_one_packed_sequence_through_descriptors(monkeypatch):
+    x = make_inputs(T=140, K=32, dtype=torch.float16, sequences=1, v_first=True)
+    check(run(x, monkeypatch, {"segments": 2, "tma": True}, safe=True, cu=[0, 140], v_first=True), 2e-3)
 
 
 @pytest.mark.parametrize("chunk_size", [32, 64])
