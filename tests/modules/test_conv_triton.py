@@ -75,6 +75,25 @@ def test_outputs_states_and_gradients(
         assert_close(name, value, got[name].double(), 1e-5)
 
 
+@pytest.mark.parametrize("wanted", ["x", "weight", "bias", "initial_state", "x bias"])
+@pytest.mark.parametrize("through", ["y", "final"])
+def test_gradients_that_alone_are_wanted(wanted: str, through: str):
+    a = inputs(2, 5, 6, 4, 2, "bi")
+    grad = torch.randn(2, 5, 6) if through == "y" else torch.randn(2, 6, 4)
+
+    def grads(dtype: torch.dtype) -> list[Tensor]:
+        leaves = {n: t.to(dtype).requires_grad_(n in wanted.split()) for n, t in a.items()}
+        y, final = causal_conv1d(**leaves, output_final_state=True, activation="silu")
+        out = y if through == "y" else final
+        of = [t for t in leaves.values() if t.requires_grad]
+        return list(torch.autograd.grad(out, of, grad.to(dtype), allow_unused=True, materialize_grads=True))
+
+    with use_backend("triton", strict=True):
+        got = grads(torch.float32)
+    for r, g in zip(grads(torch.float64), got, strict=True):
+        assert_close(wanted, r, g.double(), 1e-5)
+
+
 def test_a_view_of_a_wider_tensor_is_read_as_it_lies():
     torch.manual_seed(0)
     x = torch.randn(2, 20, 24)[..., 8:16]

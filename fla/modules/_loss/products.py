@@ -49,7 +49,7 @@ def add_weight_grad(dw: Tensor, grad: Tensor, h: Tensor, first: bool) -> None:
             torch.mm(grad.t(), h, out=dw)
         else:
             dw.addmm_(grad.t(), h)
-    elif grad.is_cuda and dw.dtype == torch.float32 and _widens():
+    elif grad.is_cuda and torch.version.hip is None and dw.dtype == torch.float32 and _widens():
         if first:
             torch.mm(grad.t(), h, out_dtype=dw.dtype, out=dw)
         else:
