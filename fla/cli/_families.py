@@ -27,5 +27,8 @@ def small_config(family: Entry, *, hidden_size: int, head_dim: int, num_heads: i
         num_heads = hidden_size // head_dim
     if fields.get("expand_ratio", 1) > 1:  # channels of a head; where it is 1, a factor of the width
         values["expand_ratio"] = head_dim
+    if fields.get("attn"):  # a usual plan, whose heads would not fit
+        layers = [i for i in fields["attn"]["layers"] if i < values.get("num_hidden_layers", 0)]
+        values["attn"] = {"layers": layers, "num_heads": hidden_size // head_dim}
     values.update(hidden_size=hidden_size, head_dim=head_dim, num_heads=num_heads, num_slots=head_dim, state_size=32)
     return getattr(package, family.names[0])(**{name: value for name, value in values.items() if name in fields})

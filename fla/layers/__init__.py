@@ -20,6 +20,7 @@ _HOME = {
     "HGRNAttention": "hgrn",
     "KimiDeltaAttention": "kda",
     "LinearAttention": "linear_attn",
+    "Mamba": "mamba",
     "Mamba2": "mamba2",
     "MultiScaleRetention": "multiscale_retention",
     "RWKV6Attention": "rwkv6",
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from fla.layers.hgrn2 import HGRN2Attention as HGRN2Attention
     from fla.layers.kda import KimiDeltaAttention as KimiDeltaAttention
     from fla.layers.linear_attn import LinearAttention as LinearAttention
+    from fla.layers.mamba import Mamba as Mamba
     from fla.layers.mamba2 import Mamba2 as Mamba2
     from fla.layers.multiscale_retention import MultiScaleRetention as MultiScaleRetention
     from fla.layers.rwkv6 import RWKV6Attention as RWKV6Attention

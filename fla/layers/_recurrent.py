@@ -7,6 +7,7 @@ A layer registers its projections under the names of its state dict and writes :
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -28,6 +29,56 @@ SHORT = 64
 """Up to this many tokens the step-by-step kernel is faster than the chunked one."""
 
 
+@dataclass
+class Call:
+    """What a layer is asked for, behind padding and cache.
+
+    Attributes:
+        mode: kernel to run.
+        state: the layer's entry of the cache, or an empty dict.
+        keep_state: whether the states are wanted.
+        cu_seqlens: boundaries ``[N + 1]``, or None.
+        cu_seqlens_cpu: their host copy, or None.
+        kwargs: what else the caller of the layer passed.
+    """
+
+    mode: str
+    state: dict[str, Any]
+    keep_state: bool
+    cu_seqlens: Tensor | None
+    cu_seqlens_cpu: Tensor | None
+    kwargs: dict[str, Any]
+
+    def pick(self, chunk: Any, fused_recurrent: Any) -> Any:
+        """The kernel of ``mode``."""
+        return fused_recurrent if self.mode == "fused_recurrent" else chunk
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """States and boundaries as every kernel takes them."""
+        return {
+            "initial_state": self.state.get("recurrent_state"),
+            "output_final_state": self.keep_state,
+            "cu_seqlens": self.cu_seqlens,
+        }
+
+    @property
+    def host_options(self) -> dict[str, Any]:
+        """:attr:`options`, and the host copy of the boundaries for chunked kernels, some of which take it."""
+        host = {} if self.mode == "fused_recurrent" else {"cu_seqlens_cpu": self.cu_seqlens_cpu}
+        return {**self.options, **host}
+
+    def convolve(self, conv: Any, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Short convolution of ``x`` after ``state``, and its state where that is wanted."""
+        return conv(
+            x,
+            cache=state,
+            output_final_state=self.keep_state,
+            cu_seqlens=self.cu_seqlens,
+            cu_seqlens_cpu=self.cu_seqlens_cpu,
+        )
+
+
 class Mixed(NamedTuple):
     """What :meth:`RecurrentLayer.mix` returns."""
 
@@ -43,6 +94,15 @@ def whole(name: str, value: float) -> int:
     return round(value)
 
 
+def reset_dt_bias(dt_bias: nn.Parameter, dt_range: tuple[float, float] = (1e-3, 1e-1), dt_floor: float = 1e-4) -> None:
+    """Initialise a bias so that its softplus is log-uniform on ``dt_range``; one that was loaded keeps its values."""
+    if not getattr(dt_bias, "_is_hf_initialized", False):
+        with torch.no_grad():
+            dt = dt_bias.uniform_(*map(math.log, dt_range)).exp_().clamp_(min=dt_floor)
+            # The inverse of softplus, dt + log(1 - exp(-dt)).
+            dt.add_(dt.neg().expm1_().neg_().log_())
+
+
 def reset_decay_gate(
     A_log: nn.Parameter,
     dt_bias: nn.Parameter,
@@ -56,13 +116,10 @@ def reset_decay_gate(
     ``exp(A_log)`` is uniform on ``[low, high]`` and ``softplus(dt_bias)`` log-uniform on ``dt_range``. Written with
     in-place operations, which work on sharded parameters too; parameters that were loaded keep their values.
     """
-    with torch.no_grad():
-        if not getattr(A_log, "_is_hf_initialized", False):
+    if not getattr(A_log, "_is_hf_initialized", False):
+        with torch.no_grad():
             A_log.uniform_(low, high).clamp_(min=1e-8).log_()
-        if not getattr(dt_bias, "_is_hf_initialized", False):
-            dt = dt_bias.uniform_(*map(math.log, dt_range)).exp_().clamp_(min=dt_floor)
-            # The inverse of softplus, dt + log(1 - exp(-dt)).
-            dt.add_(dt.neg().expm1_().neg_().log_())
+    reset_dt_bias(dt_bias, dt_range, dt_floor)
 
 
 class RecurrentLayer(nn.Module):
@@ -115,15 +172,7 @@ class RecurrentLayer(nn.Module):
         for name, width in widths.items():
             self.add_module(f"{name}_conv1d", ShortConvolution(width, conv_size, bias=conv_bias, activation=activation))
 
-    def project(
-        self,
-        x: Tensor,
-        names: str,
-        states: tuple[Tensor | None, ...] | None,
-        keep_state: bool,
-        cu_seqlens: Tensor | None,
-        **kwargs: Any,
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...] | None]:
+    def project(self, x: Tensor, names: str, call: Call) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...] | None]:
         """``<name>_proj`` and ``<name>_conv1d`` (or SiLU) for every letter of ``names``.
 
         Without convolutions the projections get SiLU, or nothing where ``silu_without_conv`` is False.
@@ -134,42 +183,17 @@ class RecurrentLayer(nn.Module):
         projected = tuple(getattr(self, f"{name}_proj")(x) for name in names)
         if not self.use_short_conv:
             return tuple(F.silu(p) for p in projected) if self.silu_without_conv else projected, None
-        if states is None:
-            states = (None,) * len(names)
-        outputs, kept = zip(
-            *(
-                getattr(self, f"{name}_conv1d")(
-                    p,
-                    cache=state,
-                    output_final_state=keep_state,
-                    cu_seqlens=cu_seqlens,
-                    cu_seqlens_cpu=kwargs.get("cu_seqlens_cpu"),
-                )
-                for name, p, state in zip(names, projected, states, strict=True)
-            ),
-            strict=True,
-        )
+        states = call.state.get("conv_state") or (None,) * len(names)
+        inputs = zip(names, projected, states, strict=True)
+        outputs, kept = zip(*(call.convolve(getattr(self, f"{n}_conv1d"), p, s) for n, p, s in inputs), strict=True)
         return outputs, kept
 
-    def mix(
-        self,
-        x: Tensor,
-        *,
-        mode: str,
-        state: dict[str, Any],
-        keep_state: bool,
-        cu_seqlens: Tensor | None,
-        **kwargs: Any,
-    ) -> Mixed:
+    def mix(self, x: Tensor, call: Call) -> Mixed:
         """The layer itself, without padding and cache.
 
         Args:
             x: ``[B, T, D]``, or ``[1, total, D]`` with ``cu_seqlens``.
-            mode: kernel to run.
-            state: the layer's entry of the cache, or an empty dict.
-            keep_state: whether the states are wanted.
-            cu_seqlens: boundaries ``[N + 1]``.
-            kwargs: ``cu_seqlens_cpu``, their host copy or None, and what the caller of the layer passed.
+            call: the rest.
         """
         raise NotImplementedError
 
@@ -210,9 +234,9 @@ class RecurrentLayer(nn.Module):
         x, indices, cu_seqlens = unpad_hidden_states(
             hidden_states, kwargs.pop("cu_seqlens", None), attention_mask, length
         )
-        if kwargs.get("cu_seqlens_cpu") is None:
-            kwargs["cu_seqlens_cpu"] = host_offsets(cu_seqlens)
-        mixed = self.mix(x, mode=mode, state=state, keep_state=bool(use_cache), cu_seqlens=cu_seqlens, **kwargs)
+        host = kwargs.pop("cu_seqlens_cpu", None)
+        host = host_offsets(cu_seqlens) if host is None else host
+        mixed = self.mix(x, Call(mode, state, bool(use_cache), cu_seqlens, host, kwargs))
         if use_cache:
             update_layer_cache(
                 self,

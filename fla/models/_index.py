@@ -33,5 +33,6 @@ FAMILIES = (
     Entry("mamba2", "mamba2", "Mamba2"),
     Entry("retnet", "retnet", "RetNet"),
     Entry("rwkv6", "rwkv6", "RWKV6"),
+    Entry("samba", "samba", "Samba"),
     Entry("transformer", "transformer", "Transformer"),
 )

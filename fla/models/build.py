@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from types import new_class
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,21 @@ def _make(family: Family, name: str, bases: tuple[type, ...], part: str, doc: st
         **body,
     }
     return new_class(name, bases, exec_body=lambda ns: ns.update(namespace))
+
+
+def _cache_first(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """``forward`` with ``past_key_values`` before ``inputs_embeds``, where the softmax families have it."""
+    signature = inspect.signature(forward)
+    order = [*signature.parameters]
+    a, b = order.index("inputs_embeds"), order.index("past_key_values")
+    order[a], order[b] = order[b], order[a]
+
+    def swapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return forward(self, **dict(zip(order[1:], args, strict=False)), **kwargs)
+
+    swapped.__doc__, swapped.__name__ = forward.__doc__, "forward"
+    swapped.__signature__ = signature.replace(parameters=[signature.parameters[name] for name in order])  # type: ignore[attr-defined]
+    return swapped
 
 
 def config_class(family: Family) -> type:
@@ -59,10 +76,13 @@ def model_class(family: Family, name: str) -> type:
         return _make(family, name, (decoder.FLAPreTrainedModel,), "modeling", f"Base of the {stem} models.", body)
     base = family.get(f"{stem}PreTrainedModel")
     if name == f"{stem}Model":
-        doc = f"The {stem} decoder without a language model head."
-        return _make(family, name, (load(family.model), base), "modeling", doc, {})
+        doc, model = f"The {stem} decoder without a language model head.", load(family.model)
+        body = {"forward": _cache_first(model.forward)} if family.cache_first else {}
+        return _make(family, name, (model, base), "modeling", doc, body)
     plain = family.generation == "plain"
     mixin = FLAGenerationMixin if plain else FLAUnsupportedCacheGenerationMixin
     body = {"_tied_weights_keys": decoder.tied_weights("lm_head.weight", f"{family.prefix}.embeddings.weight")}
+    if family.cache_first:
+        body["forward"] = _cache_first(decoder.CausalLM.forward)
     doc = f"The {stem} decoder with a language model head."
     return _make(family, name, (decoder.CausalLM, base, mixin), "modeling", doc, body)

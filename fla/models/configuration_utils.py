@@ -97,7 +97,7 @@ def _config_init(self: FLAConfig, args: tuple[Any, ...], kwargs: dict[str, Any])
     values.update(given)
     finish = type(self)._finish
     if finish is not None:
-        finish(values)
+        finish(values, "transformers_version" in kwargs)
     if "fuse_cross_entropy" in values:
         validate_loss_config(values["fuse_cross_entropy"], values.get("fuse_linear_cross_entropy", False))
     validate_attnres_config(values.get("attnres_block_size"))

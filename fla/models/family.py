@@ -71,7 +71,8 @@ class Family:
         fields: fields of the configuration and their defaults, in positional order (see :func:`config_fields`).
         mixer: ``"module:Class"`` of the token mixer.
         mixer_args: what its constructor takes: names of fields, or ``argument=field``. ``layer_idx`` comes on top.
-        finish: checks and completes the values of a configuration, in place, before they are set.
+        finish: checks and completes the values of a configuration, in place, before they are set; told also whether
+            they were loaded from a file.
         aliases: other names of fields -> the attribute that holds the value; both are accepted.
         prefix: attribute of the base model inside the language model, and first part of its keys.
         final_norm: attribute of the norm after the last block.
@@ -79,6 +80,7 @@ class Family:
         model: ``"module:Class"`` of a base model other than the usual one.
         linear_loss: configuration field that, in training for ``"fuse_cross_entropy"``, turns on the linear loss.
         generation: ``"plain"`` where every generation strategy works, else ``"unsupported_cache"``.
+        cache_first: whether ``past_key_values`` stands before ``inputs_embeds`` among the arguments of the models.
     """
 
     stem: str
@@ -87,7 +89,7 @@ class Family:
     fields: Mapping[str, Any]
     mixer: str
     mixer_args: str
-    finish: Callable[[dict[str, Any]], None] | None = None
+    finish: Callable[[dict[str, Any], bool], None] | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
     prefix: str = "model"
     final_norm: str = "norm"
@@ -95,6 +97,7 @@ class Family:
     model: str = "fla.models.decoder:DecoderModel"
     linear_loss: str = "fuse_linear_cross_entropy"
     generation: str = "unsupported_cache"
+    cache_first: bool = False
     _classes: dict[str, type] = field(default_factory=dict, repr=False, compare=False)
 
     @property

@@ -41,6 +41,7 @@ TINY_OF = {
     "hgrn": {"expand_ratio": 2},
     "mamba2": {"state_size": 16},
     "rwkv6": {"proj_low_rank_dim": 4, "gate_low_rank_dim": 6, "intermediate_size": 64},
+    "samba": {"attn": {"layers": [0], "num_heads": 2, "window_size": 9}},
 }
 STATE_DICTS = Path(__file__).parents[1] / "data" / "state_dicts"
 every_family = pytest.mark.parametrize("entry", FAMILIES, ids=lambda e: e.model_type)

@@ -8,7 +8,7 @@ from typing import Any
 from fla.models.family import Family, config_fields
 
 
-def _finish(values: dict[str, Any]) -> None:
+def _finish(values: dict[str, Any], loaded: bool) -> None:
     if values["safe_gate"] and values["lower_bound"] is None:
         raise ValueError("`safe_gate=True` needs a `lower_bound`; -5 is recommended.")
 

@@ -8,7 +8,7 @@ from typing import Any
 from fla.models.family import Family, config_fields
 
 
-def _finish(values: dict[str, Any]) -> None:
+def _finish(values: dict[str, Any], loaded: bool) -> None:
     for name in ("A_init_range", "dt_limit"):
         low, high = values[name] = tuple(values[name])  # a list after a trip through JSON
         if not 0 <= low <= high or (name == "A_init_range" and low == 0):

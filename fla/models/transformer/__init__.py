@@ -24,6 +24,7 @@ FAMILY = Family(
     mixer="fla.layers.attn:Attention",
     mixer_args="hidden_size num_heads num_kv_heads qkv_bias qk_norm window_size rope_theta max_position_embeddings",
     generation="plain",
+    cache_first=True,
 )
 
 __getattr__, __dir__, __all__ = FAMILY.exports()
