@@ -182,30 +182,37 @@ def worker(names: list[str]) -> None:
         except BaseException as e:
             r = {"fail": repr(e)[-300:]}
         print("@" + json.dumps([n, r]), flush=True)
+        # At once, whatever becomes of the other cases.
+        print(line(n, r), file=sys.stderr, flush=True)
+
+
+def line(name: str, r: dict) -> str:
+    errors = " ".join(f"{k[:6]}:{v:.1e}" for k, v in r.get("err", {}).items())
+    flags = " ".join(f"{k.upper()} {r[k]}" for k in ("fail", "wrong", "unsteady") if k in r)
+    return f"{name:17s} {r.get('cold', 0):5.1f}s {errors} {flags}"
 
 
 def check_all(names: list[str], procs: int = 14) -> bool:
     jobs = [
-        subprocess.Popen([sys.executable, __file__, "worker", *names[i::procs]], stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True)
+        subprocess.Popen([sys.executable, __file__, "worker", *names[i::procs]], stdout=subprocess.PIPE, text=True)
         for i in range(min(procs, len(names)))
     ]  # fmt: skip
     done: dict = {}
     for j in jobs:
-        out, err = j.communicate()
-        for line in out.splitlines():
-            if line.startswith("@"):
-                n, r = json.loads(line[1:])
+        out, _ = j.communicate()
+        for text in out.splitlines():
+            if text.startswith("@"):
+                n, r = json.loads(text[1:])
                 done[n] = r
         if j.returncode:
-            print("worker", j.returncode, err[-400:])
+            print("worker", j.returncode)
     green = True
     for n in names:
         r = done.get(n, {"fail": "no answer"})
-        e = " ".join(f"{k[:6]}:{v:.1e}" for k, v in r.get("err", {}).items())
-        green = green and not any(n in r for n in ("fail", "wrong", "unsteady"))
-        flags = " ".join(f"{k.upper()} {r[k]}" for k in ("fail", "wrong", "unsteady") if k in r)
-        print(f"{n:17s} {r.get('cold', 0):5.1f}s {e} {flags}", flush=True)
+        good = not any(k in r for k in ("fail", "wrong", "unsteady"))
+        green = green and good
+        if not good:
+            print("BAD", line(n, r), flush=True)
     return green
 
 
