@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Helpers around ops: offsets of packed sequences, chunked sums, packing, small reductions; all differentiable."""
 
+from fla.ops.utils.csr import prepare_block_csr
 from fla.ops.utils.cumsum import (
     chunk_global_cumsum,
     chunk_global_cumsum_scalar,
@@ -43,6 +44,7 @@ __all__ = [
     "matmul",
     "mean_pooling",
     "pack_sequence",
+    "prepare_block_csr",
     "prepare_chunk_indices",
     "prepare_chunk_indices_static",
     "prepare_chunk_offsets",

@@ -127,6 +127,24 @@ def test_softmax_and_logsumexp_equal_torch() -> None:
     assert utils.softmax_fwd(x.half(), dtype=None).dtype == torch.float16
 
 
+def test_reductions_and_products_have_gradients() -> None:
+    x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    a, b = (torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((4, 5), (5, 3)))
+    A = torch.randn(1, 20, 1, 16, dtype=torch.float64, requires_grad=True)
+    checked = {
+        "softmax": (lambda t: utils.softmax_fwd(t, None), (x,)),
+        "softmax_bwd": (lambda p, d: utils.softmax_bwd(p, d, None), (x, x)),
+        "logsumexp": (lambda t: utils.logsumexp_fwd(t, 0.5), (x,)),
+        "matmul": (lambda p, q: utils.matmul(p, q, "tanh"), (a, b)),
+        "addmm": (lambda p, q: utils.addmm(torch.ones(3, dtype=p.dtype), p, q, 2.0), (a, b)),
+        "solve_tril": (lambda t: utils.solve_tril(0.1 * t, output_dtype=None), (A,)),
+        "cumsum": (lambda t: utils.chunk_local_cumsum(t, 16, True, 0.5, output_dtype=None), (A,)),
+        "global": (lambda t: utils.chunk_global_cumsum(t, scale=0.5, output_dtype=None), (A,)),
+    }
+    for name, (fn, inputs) in checked.items():
+        assert torch.autograd.gradcheck(fn, inputs), name
+
+
 def test_products_with_activation_and_plain_number_factors() -> None:
     a, b, x = torch.randn(2, 5, 7), torch.randn(7, 3), torch.randn(3)
     torch.testing.assert_close(utils.matmul(a, b, "relu"), (a @ b).relu())
@@ -173,3 +191,28 @@ def test_constants_do_not_depend_on_the_default_device() -> None:
         importlib.reload(constant)
     rounded = torch.tensor(1 / math.log(2), dtype=torch.float32).item()
     assert rounded == constant.RCP_LN2
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_blocks_list_the_queries_that_selected_them(packed) -> None:
+    B, T, H, S, size = (1, 40, 2, 3, 8) if packed else (2, 20, 2, 3, 8)
+    cu = torch.tensor([0, 11, 11, 40]) if packed else None
+    first = [0, 2, 2] if packed else None
+    total = 6 if packed else 3
+    index = torch.randint(-1, 5, (B, T, H, S), generator=torch.Generator().manual_seed(0))
+    counts = torch.randint(0, 4, (B, T, H), generator=torch.Generator().manual_seed(1))
+    queries, offsets = utils.prepare_block_csr(index, counts, cu, None, total, size)
+    want: dict[tuple[int, int, int], list[int]] = {}
+    for b in range(B):
+        for t in range(T):
+            n = 0 if cu is None else (0 if t < 11 else 2)
+            for h in range(H):
+                for s in range(int(counts[b, t, h])):
+                    j, position = int(index[b, t, h, s]), t - (0 if cu is None else int(cu[n]))
+                    block = j + (first[n] if first else 0)
+                    if j >= 0 and block < total and j * size <= position:
+                        want.setdefault((b, h, block), []).append(b * T + t)
+    assert queries.dtype == offsets.dtype == torch.int32
+    rows = [(b, h, j) for b in range(B) for h in range(H) for j in range(total)]
+    for n, row in enumerate(rows):
+        assert sorted(queries[offsets[n] : offsets[n + 1]].tolist()) == sorted(want.get(row, []))
