@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fla.ops._common.launch import on_device
+from fla.ops._common.launch import aligned, on_device
 from fla.ops._linear.vector import Work
 
 
@@ -37,7 +37,7 @@ class KeyDecay(torch.autograd.Function):
         q, k, v, g, u, h0, tiles, mats, decay, entry = ctx.saved_tensors
         if do is None and dht is None:
             return (None,) * 11
-        do = torch.zeros_like(v) if do is None else do.contiguous()
+        do = torch.zeros_like(v) if do is None else aligned(do)
         dht = None if dht is None else dht.contiguous()
         with on_device(q):
             work = Work(q, k, v, g, u, ctx.scale, ctx.v_first, None, **ctx.kw)
@@ -82,7 +82,7 @@ class ValueDecay(torch.autograd.Function):
         q, k, v, g, h0, entry = ctx.saved_tensors
         if do is None and dht is None:
             return (None,) * 11
-        do = torch.zeros_like(v) if do is None else do.to(v.dtype).contiguous()
+        do = torch.zeros_like(v) if do is None else aligned(do.to(v.dtype))
         dht = None if dht is None else dht.contiguous()
         with on_device(q):
             work = Work(do, v, k, g, None, ctx.scale, ctx.v_first, None, **ctx.kw)
@@ -130,7 +130,7 @@ def vector_linear(
             **make,
         )  # fmt: skip
         return o.flip(1), ht if ht is None or cu_seqlens is None else ht.flip(0)
-    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    q, k, v = aligned(q), aligned(k), aligned(v)
     gk, gv, bonus, h0, cu_seqlens = (_c(x) for x in (gk, gv, bonus, initial_state, cu_seqlens))
     scale = k.shape[-1] ** -0.5 if scale is None else float(scale)
     with on_device(q):

@@ -72,7 +72,9 @@ def _plan(chip: Chip, dtype: str, K: int, V: int, few: bool, aligned: bool) -> V
         bv = min(vp, 128 if hopper and kp <= 128 and not few else 64 if kp <= 256 else 16)
         bv_save = min(vp, 64 if kp <= 256 else 16)
     else:
-        bv = bv_save = min(vp, 32 if kp <= 128 else 16)
+        # wider blocks spill hundreds of bytes: each product of fp32 operands is three
+        bv = 16
+        bv_save = min(vp, 32 if kp <= 128 else 16)
     chunk = 64 if half else 32
     scan = Launch(8 if bv >= 128 or kp > 128 else 4, _stages(chip, chunk, kp, bv, half, True, 3))
     save = Launch(8 if kp > 128 else 4, _stages(chip, chunk, kp, bv_save, half, False, 3))
@@ -80,10 +82,10 @@ def _plan(chip: Chip, dtype: str, K: int, V: int, few: bool, aligned: bool) -> V
         chunk=chunk,
         kp=kp,
         vp=vp,
-        kb=min(kp, 128 if half else 64),
+        kb=min(kp, 128 if half else 32),
         bv=bv,
         bv_save=bv_save,
-        gkb=min(kp, 64 if half else 32),
+        gkb=min(kp, 64 if half else 16),
         vb=min(vp, 128 if half else 32),
         tma=tma,
         fast=1,
