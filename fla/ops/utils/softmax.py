@@ -25,7 +25,8 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dp: Tensor) -> tuple[Tensor, None]:
-        return softmax_grad(*ctx.saved_tensors, dp, ctx.dtype), None
+        (p,) = ctx.saved_tensors
+        return softmax_grad(p, dp, ctx.dtype), None
 
 
 def softmax_fwd(x: Tensor, dtype: torch.dtype | None = torch.float) -> Tensor:
