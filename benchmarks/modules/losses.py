@@ -51,6 +51,7 @@ CASES: dict[str, tuple[int, int, torch.dtype, dict[str, Any]]] = {
         {"kind": "linear", "H": 512, "reduction": "sum", "logit_softcapping": 30.0, "label_smoothing": 0.1},
     ),
     "linear l2warp": (300, 2000, BF, {"kind": "linear", "H": 256, "use_l2warp": True, "l2_penalty_factor": 1.0}),
+    "linear 50257": (300, 50257, BF, {"kind": "linear", "H": 256}),
     "linear bf16 sums": (2000, 32000, BF, {"kind": "linear", "H": 512, "accumulate_grad_in_fp32": False}),
     "linear fp32": (300, 5000, F32, {"kind": "linear", "H": 256, "use_l2warp": True, "l2_penalty_factor": 1.0}),
     "linear all ignored": (64, 5000, BF, {"kind": "linear", "H": 256, "ignored": 1.0}),

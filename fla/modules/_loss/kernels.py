@@ -66,17 +66,18 @@ def _slope(x, z, hot, lse, d, scale, cap, smooth, tilt, keep, CAP: tl.constexpr)
 @triton.jit(do_not_specialize=["VU", "row_stride", "grad_stride", "d_stride", "total", "first", "ignore"])
 def cross_entropy_rows(
     logits, target, loss, z_loss, lse, dloss, grad, VU, row_stride, grad_stride, d_stride, total, first, ignore, scale,
-    cap, smoothing, lse_scale, warp, VEC: tl.constexpr, R: tl.constexpr, C: tl.constexpr, LOSS: tl.constexpr,
-    GRAD: tl.constexpr, PARTS: tl.constexpr, CAP: tl.constexpr, SMOOTH: tl.constexpr, WARP: tl.constexpr,
+    cap, smoothing, lse_scale, warp, VEC: tl.constexpr, VV: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+    LOSS: tl.constexpr, GRAD: tl.constexpr, PARTS: tl.constexpr, CAP: tl.constexpr, SMOOTH: tl.constexpr,
+    WARP: tl.constexpr,
 ):  # fmt: skip
     """LOSS writes ``loss``, ``z_loss`` and ``lse``; GRAD writes ``grad``, from ``lse`` if LOSS did not just find it.
 
     PARTS: the classes are shared by ranks, ``loss`` gets this rank's part of what the loss subtracts from ``lse``.
-    WARP: add ``warp * max(logits)`` to the gradient of the largest logit. ``grad`` may be ``logits``. Strides and `V`
-    come in units of VEC.
+    WARP: add ``warp * max(logits)`` to the gradient of the largest logit. ``grad`` may be ``logits``. Strides come in
+    units of VEC elements and `V` in units of VV, which tells the compiler how wide it may load.
     """
     row = tl.program_id(0).to(tl.int64)
-    V = VU * VEC
+    V = VU * VV
     logits += row * row_stride * VEC
     grad += row * grad_stride * VEC
     t = tl.load(target + row)
@@ -180,12 +181,12 @@ def _distance(a, mt, s, t):
 
 @triton.jit(do_not_specialize=["VU", "s_stride", "t_stride"])
 def divergence_rows(
-    student, teacher, loss, VU, s_stride, t_stride, scale, VEC: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
-    GRAD: tl.constexpr,
+    student, teacher, loss, VU, s_stride, t_stride, scale, VEC: tl.constexpr, VV: tl.constexpr, R: tl.constexpr,
+    C: tl.constexpr, GRAD: tl.constexpr,
 ):  # fmt: skip
     """``KL(softmax(teacher) || softmax(student))`` of a row; GRAD writes ``scale`` times its gradient over student."""
     row = tl.program_id(0).to(tl.int64)
-    V = VU * VEC
+    V = VU * VV
     student += row * s_stride * VEC
     teacher += row * t_stride * VEC
     at = tl.arange(0, R)[:, None] * C + tl.arange(0, C)[None, :]

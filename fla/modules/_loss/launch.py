@@ -73,20 +73,20 @@ def cross_entropy(
         loss = z_loss = logits
         found = lse
     g = logits if grad is None else grad
-    v = math.gcd(16, V, logits.stride(0), g.stride(0))
+    v, vv = math.gcd(16, logits.stride(0), g.stride(0)), math.gcd(16, V)
     # A gradient is one pass and wants many programs; a loss adds up, so its tiles are larger; both together are quicker
     # with fewer rows in the cache at a time.
     warps, R = (8, 4) if grad is None else (8, 1) if lse is not None else (16, 4)
     p = plan or row_plan(V, logits.element_size(), warps, R)
     cap = options.logit_softcapping
     args: tuple[Any, ...] = (
-        logits, target, loss, z_loss, found, logits if dloss is None else dloss, g, V // v, logits.stride(0) // v,
+        logits, target, loss, z_loss, found, logits if dloss is None else dloss, g, V // vv, logits.stride(0) // v,
         g.stride(0) // v, 0 if dloss is None else dloss.stride(0), total, first, options.ignore_index,
         float(options.logit_scale), float(cap or 1.0), float(options.label_smoothing),
         float(options.lse_square_scale), float(warp or 0.0),
     )  # fmt: skip
     meta = {
-        "VEC": v, "R": p.R, "C": p.C, "LOSS": lse is None, "GRAD": grad is not None, "PARTS": parts,
+        "VEC": v, "VV": vv, "R": p.R, "C": p.C, "LOSS": lse is None, "GRAD": grad is not None, "PARTS": parts,
         "CAP": cap is not None, "SMOOTH": options.label_smoothing != 0.0, "WARP": warp is not None,
     }  # fmt: skip
     with on_device(logits):
@@ -98,13 +98,13 @@ def divergence(student: Tensor, teacher: Tensor, scale: float, need_grad: bool, 
     """``KL(teacher || student)`` of rows ``[N]``; ``need_grad`` writes ``scale`` times its gradient over student."""
     N, V = student.shape
     loss = torch.empty(N, dtype=torch.float32, device=student.device)
-    v = math.gcd(16, V, student.stride(0), teacher.stride(0))
+    v, vv = math.gcd(16, student.stride(0), teacher.stride(0)), math.gcd(16, V)
     p = plan or row_plan(V, max(student.element_size(), teacher.element_size()), R=2)
     with on_device(student):
         _kl(
             N,
-            (student, teacher, loss, V // v, student.stride(0) // v, teacher.stride(0) // v, float(scale)),
-            {"VEC": v, "R": p.R, "C": p.C, "GRAD": need_grad},
+            (student, teacher, loss, V // vv, student.stride(0) // v, teacher.stride(0) // v, float(scale)),
+            {"VEC": v, "VV": vv, "R": p.R, "C": p.C, "GRAD": need_grad},
             {"num_warps": p.warps},
             (student, teacher),
         )

@@ -14,7 +14,7 @@ from fla.backends import dispatch
 from fla.backends.devices import has_triton_driver
 from fla.modules._dtype import accumulation_dtype, autocast_dtype
 from fla.modules._facts import ROWS
-from fla.modules._loss.products import add_weight_grad, linear_, token_chunks
+from fla.modules._loss.products import add_weight_grad, linear_, logits_buffer, token_chunks
 from fla.modules._loss.torch_rows import divergence_
 from fla.modules.fused_linear_cross_entropy.ops import fused_linear_cross_entropy_bwd
 from fla.ops._common.checks import ArgumentError, check_floating, check_same_device
@@ -59,7 +59,7 @@ def run_chunks(
         room = V * H * weight.dtype.itemsize if dw is not None and dw.dtype != weight.dtype else 0
         chunks = token_chunks(N, H, V, 8, dtype.itemsize + teacher_dtype.itemsize, room)
         most = chunks[0].stop if chunks else 0
-        ours, theirs = x.new_empty(most, V, dtype=dtype), x.new_empty(most, V, dtype=teacher_dtype)
+        ours, theirs = (logits_buffer(most, V, d, x.device) for d in (dtype, teacher_dtype))
         for rows in chunks:
             n = rows.stop - rows.start
             student, teacher = linear_(ours[:n], h[rows], w, None), linear_(theirs[:n], ht[rows], wt, None)

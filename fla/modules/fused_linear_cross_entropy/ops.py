@@ -20,7 +20,7 @@ from fla.backends.devices import has_triton_driver
 from fla.modules._dtype import accumulation_dtype, autocast_dtype, upcast
 from fla.modules._facts import ROWS
 from fla.modules._loss import torch_rows
-from fla.modules._loss.products import add_weight_grad, linear_, token_chunks
+from fla.modules._loss.products import add_weight_grad, linear_, logits_buffer, token_chunks
 from fla.modules.fused_cross_entropy.ops import check_target, covers
 from fla.ops._common.checks import ArgumentError, check_choice
 
@@ -114,7 +114,7 @@ def run_chunks(
         # gradient: so much memory may as well be logits until then.
         room = V * H * weight.dtype.itemsize if dw is not None and dw.dtype != weight.dtype else 0
         chunks = token_chunks(N, H, V, s.num_chunks, dtype.itemsize, room)
-        buffer = x.new_empty(chunks[0].stop if chunks else 0, V, dtype=dtype)
+        buffer = logits_buffer(chunks[0].stop if chunks else 0, V, dtype, x.device)
         for rows in chunks:
             n = rows.stop - rows.start
             logits = linear_(buffer[:n], h[rows], w, b)
