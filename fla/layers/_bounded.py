@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fla.layers._recurrent import RecurrentLayer
+from fla.layers._recurrent import Call, RecurrentLayer
 from fla.modules._dtype import upcast
 
 __all__ = ["BoundedLayer"]
 
 
 class BoundedLayer(RecurrentLayer):
-    """A layer whose :meth:`mix` gets the keyword ``lower_bound``."""
+    """A layer whose decay has a lower bound."""
 
     silu_without_conv: ClassVar[bool] = False
 
@@ -34,13 +34,13 @@ class BoundedLayer(RecurrentLayer):
         kwargs["lower_bound"] = lower_bound
         return super().forward(hidden_states, attention_mask, past_key_values, use_cache, output_attentions, **kwargs)
 
-    def log_decay(self, f: Tensor, lower_bound: Tensor | None) -> Tensor:
-        """``log(bound + (1 - bound) * sigmoid(f))`` in float32.
+    def log_decay(self, f: Tensor, call: Call) -> Tensor:
+        """``log(bound + (1 - bound) * sigmoid(f))`` ``[B, T, D]`` in float32, for ``f`` of that shape.
 
-        Args:
-            f: ``[B, T, D]``.
-            lower_bound: smallest decay of every channel ``[D]``, in [0, 1); None, and layer 0, for 0.
+        The bound is the keyword ``lower_bound`` ``[D]`` of :meth:`forward`, the smallest decay of every channel, in
+        [0, 1); it is 0 where that is None, and in layer 0.
         """
+        lower_bound = call.kwargs["lower_bound"]
         g = F.logsigmoid(upcast(f))
         if lower_bound is None or self.layer_idx == 0:
             return g

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fla.layers._recurrent import Mixed, RecurrentLayer, whole
+from fla.layers._recurrent import Call, Mixed, RecurrentLayer, whole
 from fla.modules.norm import FusedRMSNormGated, RMSNorm
 from fla.ops._common.checks import ArgumentError
 
@@ -97,36 +97,20 @@ class DeltaLayer(RecurrentLayer):
             self.o_norm = RMSNorm(self.head_v_dim, eps=norm_eps, dtype=torch.float32)
         self.o_proj = nn.Linear(self.value_dim, self.hidden_size, bias=False)
 
-    def rule(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mode: str, **options: Any) -> tuple[Tensor, Any]:
-        """The layer's recurrence: gates from ``x``, then the kernel of ``mode`` with ``options``.
+    def rule(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Any]:
+        """The layer's recurrence: gates from ``x``, then the kernel.
 
         Returns:
             Outputs ``[B, T, HV, V]`` and the final states, or None.
         """
         raise NotImplementedError
 
-    def mix(
-        self,
-        x: Tensor,
-        *,
-        mode: str,
-        state: dict[str, Any],
-        keep_state: bool,
-        cu_seqlens: Tensor | None,
-        **kwargs: Any,
-    ) -> Mixed:
+    def mix(self, x: Tensor, call: Call) -> Mixed:
         """See :meth:`RecurrentLayer.mix`."""
-        (q, k, v), conv_state = self.project(x, "qkv", state.get("conv_state"), keep_state, cu_seqlens, **kwargs)
+        (q, k, v), conv_state = self.project(x, "qkv", call)
         q, k = (t.unflatten(-1, (self.num_heads, self.head_k_dim)) for t in (q, k))
-        options = {
-            "initial_state": state.get("recurrent_state"),
-            "output_final_state": keep_state,
-            "cu_seqlens": cu_seqlens,
-        }
-        if mode == "chunk":
-            options["cu_seqlens_cpu"] = kwargs.get("cu_seqlens_cpu")
         v = v.unflatten(-1, (self.num_v_heads, self.head_v_dim))
-        o, recurrent_state = self.rule(x, q, k, v, mode, **options)
+        o, recurrent_state = self.rule(x, q, k, v, call)
         if hasattr(self, "g_proj"):
             o = self.o_norm(o, self.g_proj(x).unflatten(-1, (self.num_v_heads, self.head_v_dim)))
         else:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fla.layers._recurrent import Mixed, RecurrentLayer, whole
+from fla.layers._recurrent import Call, Mixed, RecurrentLayer, whole
 from fla.modules.activations import ACT2FN
 from fla.modules.norm import FusedRMSNormGated, RMSNorm
 from fla.ops._common.checks import ArgumentError, check_choice
@@ -116,47 +116,24 @@ class LinearLayer(RecurrentLayer):
         o = self.g_norm(o).flatten(-2)
         return o * self.gate_fn(self.g_proj(x)) if self.use_output_gate else o
 
-    def extra_options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """What :meth:`attend` gets beside the options of the kernel, from the keywords of :meth:`forward`."""
-        return {}
-
-    def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mode: str, **options: Any) -> tuple[Tensor, Any]:
-        """The kernel of ``mode`` with ``options``.
+    def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Any]:
+        """The layer's kernel.
 
         Args:
             x: input of the layer ``[B, T, D]``.
             q, k: ``[B, T, H, K]``, behind the feature map.
             v: ``[B, T, H, V]``.
-            mode: kernel to run.
-            options: ``initial_state``, ``output_final_state``, ``cu_seqlens``.
+            call: what is asked for.
 
         Returns:
             Outputs ``[B, T, H, V]`` and the final states, or None.
         """
         raise NotImplementedError
 
-    def mix(
-        self,
-        x: Tensor,
-        *,
-        mode: str,
-        state: dict[str, Any],
-        keep_state: bool,
-        cu_seqlens: Tensor | None,
-        **kwargs: Any,
-    ) -> Mixed:
+    def mix(self, x: Tensor, call: Call) -> Mixed:
         """See :meth:`RecurrentLayer.mix`."""
-        (q, k, v), conv_state = self.project(x, "qkv", state.get("conv_state"), keep_state, cu_seqlens, **kwargs)
+        (q, k, v), conv_state = self.project(x, "qkv", call)
         q, k = self.features(*(t.unflatten(-1, (-1, self.head_k_dim)) for t in (q, k)))
-        o, recurrent_state = self.attend(
-            x,
-            q,
-            self.group_heads(k),
-            self.group_heads(v.unflatten(-1, (-1, self.head_v_dim))),
-            mode,
-            initial_state=state.get("recurrent_state"),
-            output_final_state=keep_state,
-            cu_seqlens=cu_seqlens,
-            **self.extra_options(kwargs),
-        )
+        k, v = self.group_heads(k), self.group_heads(v.unflatten(-1, (-1, self.head_v_dim)))
+        o, recurrent_state = self.attend(x, q, k, v, call)
         return Mixed(self.o_proj(self.gate_output(x, o)), recurrent_state, conv_state)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fla.layers._recurrent import Call
 from fla.layers.gated_deltanet import GatedDeltaNet
 from fla.ops._common.gates import compute_dtype
 from fla.ops.comba import chunk_comba, fused_recurrent_comba
@@ -99,7 +100,7 @@ class Comba(GatedDeltaNet):
         if hasattr(self, "D"):
             nn.init.constant_(self.D, self.correction_factor)
 
-    def rule(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mode: str, **options: Any) -> tuple[Tensor, Any]:
+    def rule(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Any]:
         """See :meth:`DeltaLayer.rule`. The state is ``[N, HV, K, V]`` float32."""
         p = k * self.decay.sigmoid().to(k.dtype)[:, None] if self.use_inner_decay else k
         if self.use_output_correction:
@@ -107,6 +108,6 @@ class Comba(GatedDeltaNet):
         a = self.a_proj(x)
         dtype = compute_dtype(a.dtype)
         g = -self.A_log.to(dtype).exp() * F.softplus(a.to(dtype) + self.dt_bias)
-        kernel: Any = chunk_comba if mode == "chunk" else fused_recurrent_comba
+        kernel = call.pick(chunk_comba, fused_recurrent_comba)
         beta = self.b_proj(x).sigmoid()
-        return kernel(q=q, k=k, v=v, p=p, g=g, beta=beta, use_qk_l2norm_in_kernel=True, **options)
+        return kernel(q=q, k=k, v=v, p=p, g=g, beta=beta, use_qk_l2norm_in_kernel=True, **call.host_options)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fla.layers._delta import DeltaLayer
-from fla.layers._recurrent import whole
+from fla.layers._recurrent import Call, whole
 from fla.ops._common.checks import ArgumentError, check_choice
 from fla.ops.delta_rule import chunk_delta_rule, fused_recurrent_delta_rule
 
@@ -104,7 +104,7 @@ class DeltaNet(DeltaLayer):
             self.b_proj = nn.Linear(hidden_size, num_heads, bias=False)
         self.add_output(nn.Linear(hidden_size, self.value_dim, bias=False) if use_gate else None, "swish", norm_eps)
 
-    def rule(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mode: str, **options: Any) -> tuple[Tensor, Any]:
+    def rule(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Any]:
         """See :meth:`DeltaLayer.rule`. The state is ``[N, H, K, V]`` float32."""
         if not self.use_short_conv:
             v = F.silu(v)
@@ -117,5 +117,5 @@ class DeltaNet(DeltaLayer):
             beta = beta * 2 if self.allow_neg_eigval else beta
         else:
             beta = v.new_ones(v.shape[:3])
-        kernel: Any = chunk_delta_rule if mode == "chunk" else fused_recurrent_delta_rule
-        return kernel(q, k, v, beta=beta, use_qk_l2norm_in_kernel=self.qk_norm == "l2", **options)
+        kernel = call.pick(chunk_delta_rule, fused_recurrent_delta_rule)
+        return kernel(q, k, v, beta=beta, use_qk_l2norm_in_kernel=self.qk_norm == "l2", **call.host_options)

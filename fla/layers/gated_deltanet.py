@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fla.layers._delta import DeltaLayer
-from fla.layers._recurrent import reset_decay_gate
+from fla.layers._recurrent import Call, reset_decay_gate
 from fla.modules._plain import is_plain
 from fla.modules.causal_conv1d import ShortConvolution, causal_conv1d
 from fla.ops._common.checks import check_choice
@@ -99,18 +99,10 @@ class GatedDeltaNet(DeltaLayer):
             return False
         return len({(c.activation, c.backend, c.kernel_size, c.bias is None, c.weight.dtype) for c in convs}) == 1
 
-    def project(
-        self,
-        x: Tensor,
-        names: str,
-        states: tuple[Tensor | None, ...] | None,
-        keep_state: bool,
-        cu_seqlens: Tensor | None,
-        **kwargs: Any,
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...] | None]:
+    def project(self, x: Tensor, names: str, call: Call) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...] | None]:
         """See :meth:`RecurrentLayer.project`. Without states to keep, the three convolutions are one."""
-        if not self._use_fused_qkv_conv(states, keep_state, cu_seqlens):
-            return super().project(x, names, states, keep_state, cu_seqlens, **kwargs)
+        if not self._use_fused_qkv_conv(call.state.get("conv_state"), call.keep_state, call.cu_seqlens):
+            return super().project(x, names, call)
         convs: list[Any] = [getattr(self, f"{name}_conv1d") for name in names]
         y, _ = causal_conv1d(
             torch.cat([getattr(self, f"{name}_proj")(x) for name in names], -1),
@@ -121,9 +113,9 @@ class GatedDeltaNet(DeltaLayer):
         )
         return y.split([conv.hidden_size for conv in convs], -1), None
 
-    def rule(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mode: str, **options: Any) -> tuple[Tensor, Any]:
+    def rule(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Any]:
         """See :meth:`DeltaLayer.rule`. The state is ``[N, HV, V, K]`` float32."""
-        kernel: Any = chunk_gated_delta_rule if mode == "chunk" else fused_recurrent_gated_delta_rule
+        kernel = call.pick(chunk_gated_delta_rule, fused_recurrent_gated_delta_rule)
         return kernel(
             q,
             k,
@@ -137,5 +129,5 @@ class GatedDeltaNet(DeltaLayer):
             use_beta_sigmoid_in_kernel=True,
             allow_neg_eigval=self.allow_neg_eigval,
             state_v_first=True,
-            **options,
+            **call.host_options,
         )

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from fla.layers._delta import DeltaLayer
-from fla.layers._recurrent import reset_decay_gate
+from fla.layers._recurrent import Call, reset_decay_gate
 from fla.ops.gdn2 import chunk_gdn2, fused_recurrent_gdn2
 
 __all__ = ["GatedDeltaNet2"]
@@ -81,7 +81,7 @@ class GatedDeltaNet2(DeltaLayer):
         """Initialise the decay; the projections initialise themselves."""
         reset_decay_gate(self.A_log, self.dt_bias, low=1)
 
-    def rule(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mode: str, **options: Any) -> tuple[Tensor, Any]:
+    def rule(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Any]:
         """See :meth:`DeltaLayer.rule`. The state is ``[N, HV, K, V]`` float32."""
         b = self.b_proj(x).sigmoid()
         group = self.num_v_heads // self.num_heads
@@ -93,7 +93,7 @@ class GatedDeltaNet2(DeltaLayer):
             per_value_head(t.unflatten(-1, (self.num_heads, self.head_k_dim)), -2)
             for t in (self.f_proj(x), b * 2 if self.allow_neg_eigval else b)
         )
-        kernel: Any = chunk_gdn2 if mode == "chunk" else fused_recurrent_gdn2
+        kernel = call.pick(chunk_gdn2, fused_recurrent_gdn2)
         return kernel(
             q,
             k,
@@ -105,5 +105,5 @@ class GatedDeltaNet2(DeltaLayer):
             dt_bias=per_value_head(self.dt_bias.unflatten(0, (self.num_heads, -1)), 0).flatten(),
             use_qk_l2norm_in_kernel=True,
             use_gate_in_kernel=True,
-            **options,
+            **call.host_options,
         )[:2]

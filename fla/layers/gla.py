@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fla.layers._linear import LinearLayer
+from fla.layers._recurrent import Call
 from fla.modules._dtype import upcast
 from fla.ops.gla import chunk_gla, fused_recurrent_gla
 
@@ -83,12 +84,12 @@ class GatedLinearAttention(LinearLayer):
         )
         self.add_output(use_output_gate, gate_fn, elementwise_affine, norm_eps, fuse_norm)
 
-    def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mode: str, **options: Any) -> tuple[Tensor, Any]:
+    def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Any]:
         """See :meth:`LinearLayer.attend`. The state is ``[N, H, V, K]`` float32."""
         gk = F.logsigmoid(upcast(self.gk_proj(x))) / self.gate_logit_normalizer
         if self.clamp_min is not None:
             gk = gk.clamp(min=self.clamp_min)
         gk = self.group_heads(gk.unflatten(-1, (-1, self.head_k_dim)))
-        if mode == "fused_recurrent":
-            return fused_recurrent_gla(q, k, v, gk=gk, state_v_first=True, **options)
-        return chunk_gla(q, k, v, g=gk, state_v_first=True, **options)
+        name = "gk" if call.mode == "fused_recurrent" else "g"
+        kernel = call.pick(chunk_gla, fused_recurrent_gla)
+        return kernel(q, k, v, **{name: gk}, state_v_first=True, **call.host_options)

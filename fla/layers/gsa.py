@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fla.layers._linear import LinearLayer
+from fla.layers._recurrent import Call
 from fla.modules._dtype import upcast
 from fla.modules.feature_map import ReLUFeatureMap, SwishFeatureMap, T2RFeatureMap
 from fla.modules.norm import RMSNorm
@@ -96,9 +97,9 @@ class GatedSlotAttention(LinearLayer):
         """See :meth:`LinearLayer.gate_output`; SiLU and a norm over all heads."""
         return self.g_norm(F.silu(o.flatten(-2)))
 
-    def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mode: str, **options: Any) -> tuple[Tensor, Any]:
+    def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Any]:
         """See :meth:`LinearLayer.attend`. The states are ``[N, num_kv_heads, K, M]`` and ``[N, ., M, V]`` float32."""
         f = F.logsigmoid(upcast(self.f_proj(x)).unflatten(-1, (-1, self.num_slots))) / self.gate_logit_normalizer
-        kernel: Any = chunk_gsa if mode == "chunk" else fused_recurrent_gsa
-        o, states = kernel(q, k, F.silu(v), -torch.expm1(f), f, scale=self.scale, **options)
-        return o, tuple(states) if options["output_final_state"] else None
+        kernel = call.pick(chunk_gsa, fused_recurrent_gsa)
+        o, states = kernel(q, k, F.silu(v), -torch.expm1(f), f, scale=self.scale, **call.host_options)
+        return o, tuple(states) if call.keep_state else None

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from fla.layers._bounded import BoundedLayer
-from fla.layers._recurrent import Mixed
+from fla.layers._recurrent import Call, Mixed
 from fla.modules.activations import swiglu
 from fla.modules.norm import FusedRMSNormGated
 from fla.ops._common.checks import ArgumentError
@@ -68,26 +68,10 @@ class HGRNAttention(BoundedLayer):
         self.g_norm = FusedRMSNormGated(self.input_dim, elementwise_affine, norm_eps)
         self.o_proj = nn.Linear(self.input_dim, hidden_size, bias=False)
 
-    def mix(
-        self,
-        x: Tensor,
-        *,
-        mode: str,
-        state: dict[str, Any],
-        keep_state: bool,
-        cu_seqlens: Tensor | None,
-        lower_bound: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Mixed:
+    def mix(self, x: Tensor, call: Call) -> Mixed:
         """See :meth:`RecurrentLayer.mix`; the state is ``[N, D * expand_ratio]`` float32."""
-        (i, f), conv_state = self.project(x, "if", state.get("conv_state"), keep_state, cu_seqlens, **kwargs)
-        g = self.log_decay(f, lower_bound)
-        kernel: Any = chunk_hgrn if mode == "chunk" else fused_recurrent_hgrn
-        o, recurrent_state = kernel(
-            swiglu(i, -torch.expm1(g)),
-            g,
-            initial_state=state.get("recurrent_state"),
-            output_final_state=keep_state,
-            cu_seqlens=cu_seqlens,
-        )
+        (i, f), conv_state = self.project(x, "if", call)
+        g = self.log_decay(f, call)
+        kernel = call.pick(chunk_hgrn, fused_recurrent_hgrn)
+        o, recurrent_state = kernel(swiglu(i, -torch.expm1(g)), g, **call.options)
         return Mixed(self.o_proj(self.g_norm(o, self.g_proj(x))), recurrent_state, conv_state)

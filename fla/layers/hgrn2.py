@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fla.layers._bounded import BoundedLayer
-from fla.layers._recurrent import Mixed
+from fla.layers._recurrent import Call, Mixed
 from fla.modules.norm import RMSNorm
 from fla.ops._common.checks import ArgumentError
 from fla.ops.gla import chunk_gla, fused_recurrent_gla
@@ -78,30 +78,13 @@ class HGRN2Attention(BoundedLayer):
         self.g_norm = RMSNorm(hidden_size, elementwise_affine, eps=1e-5, dtype=torch.float32)
         self.o_proj = nn.Linear(hidden_size, hidden_size, bias=False)
 
-    def mix(
-        self,
-        x: Tensor,
-        *,
-        mode: str,
-        state: dict[str, Any],
-        keep_state: bool,
-        cu_seqlens: Tensor | None,
-        lower_bound: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Mixed:
+    def mix(self, x: Tensor, call: Call) -> Mixed:
         """See :meth:`RecurrentLayer.mix`; the state is ``[N, H, V, K]`` float32."""
-        (q, f, i), conv_state = self.project(x, "qfi", state.get("conv_state"), keep_state, cu_seqlens, **kwargs)
-        g = self.log_decay(f, lower_bound)
+        (q, f, i), conv_state = self.project(x, "qfi", call)
+        g = self.log_decay(f, call)
         k = -torch.expm1(g)
         q, k, v, g = (t.unflatten(-1, (self.num_heads, -1)) for t in (F.silu(q), k.to(i.dtype), i, g))
-        options: dict[str, Any] = {
-            "initial_state": state.get("recurrent_state"),
-            "output_final_state": keep_state,
-            "state_v_first": True,
-            "cu_seqlens": cu_seqlens,
-        }
-        if mode == "fused_recurrent":
-            o, recurrent_state = fused_recurrent_gla(q, k, v, gk=g, **options)
-        else:
-            o, recurrent_state = chunk_gla(q, k, v, g=g, **options)
+        gate = {"gk" if call.mode == "fused_recurrent" else "g": g}
+        kernel = call.pick(chunk_gla, fused_recurrent_gla)
+        o, recurrent_state = kernel(q, k, v, **gate, state_v_first=True, **call.host_options)
         return Mixed(self.o_proj(self.g_norm(o.flatten(-2))), recurrent_state, conv_state)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from fla.layers._delta import DeltaLayer
-from fla.layers._recurrent import reset_decay_gate
+from fla.layers._recurrent import Call, reset_decay_gate
 from fla.ops._common.checks import ArgumentError
 from fla.ops.kda import chunk_kda, fused_recurrent_kda
 
@@ -90,11 +90,10 @@ class KimiDeltaAttention(DeltaLayer):
         if self.safe_gate and not getattr(self.A_log, "_is_hf_initialized", False):
             nn.init.zeros_(self.A_log)
 
-    def rule(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mode: str, **options: Any) -> tuple[Tensor, Any]:
+    def rule(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Any]:
         """See :meth:`DeltaLayer.rule`. The state is ``[N, HV, V, K]`` float32."""
-        if mode == "chunk":
-            options["safe_gate"] = self.safe_gate
-        kernel: Any = chunk_kda if mode == "chunk" else fused_recurrent_kda
+        only_chunk = {"safe_gate": self.safe_gate} if call.mode == "chunk" else {}
+        kernel = call.pick(chunk_kda, fused_recurrent_kda)
         return kernel(
             q,
             k,
@@ -109,5 +108,6 @@ class KimiDeltaAttention(DeltaLayer):
             allow_neg_eigval=self.allow_neg_eigval,
             lower_bound=self.lower_bound,
             state_v_first=True,
-            **options,
+            **only_chunk,
+            **call.host_options,
         )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fla.layers._linear import LinearLayer
+from fla.layers._recurrent import Call
 from fla.modules.activations import elu_p1
 from fla.modules.feature_map import DPFPFeatureMap, HadamardFeatureMap, HedgehogFeatureMap, T2RFeatureMap
 from fla.modules.norm import RMSNorm
@@ -112,7 +113,7 @@ class LinearAttention(LinearLayer):
         """See :meth:`LinearLayer.gate_output`; a norm of each head."""
         return self.norm(o).flatten(-2)
 
-    def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mode: str, **options: Any) -> tuple[Tensor, Any]:
+    def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Any]:
         """See :meth:`LinearLayer.attend`. The state is ``[N, H, F, V]`` float32, or ``(state, [N, 1, H, F])``."""
-        o, state = _KERNELS[mode](q, k, v, normalize=self.do_feature_map_norm, **options)
-        return o, state if options["output_final_state"] else None
+        o, state = _KERNELS[call.mode](q, k, v, normalize=self.do_feature_map_norm, **call.options)
+        return o, state if call.keep_state else None

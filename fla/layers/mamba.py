@@ -102,8 +102,8 @@ class Mamba(RecurrentLayer):
     def reset_parameters(self) -> None:
         """Initialise decay, steps and `D`; the rest initialises itself."""
         if not getattr(self.A_log, "_is_hf_initialized", False):
-            with torch.no_grad():
-                self.A_log.copy_(torch.arange(1, self.ssm_state_size + 1).log().expand_as(self.A_log))
+            with torch.no_grad():  # 1 to N, by operations that sharded parameters have too
+                self.A_log.copy_(torch.ones_like(self.A_log).cumsum(-1).log())
         nn.init.ones_(self.D)
         bound = self.dt_scale * self.time_step_rank**-0.5
         nn.init.uniform_(self.dt_proj.weight, -bound if self.dt_init == "random" else bound, bound)

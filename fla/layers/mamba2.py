@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fla.layers._recurrent import Mixed, RecurrentLayer, reset_decay_gate, whole
+from fla.layers._recurrent import Call, Mixed, RecurrentLayer, reset_decay_gate, whole
 from fla.modules._dtype import upcast
 from fla.modules.activations import ACT2FN
 from fla.modules.causal_conv1d import ShortConvolution
@@ -118,26 +118,11 @@ class Mamba2(RecurrentLayer):
         if self.conv_init is not None:
             nn.init.uniform_(self.conv1d.weight, -self.conv_init, self.conv_init)
 
-    def mix(
-        self,
-        x: Tensor,
-        *,
-        mode: str,
-        state: dict[str, Any],
-        keep_state: bool,
-        cu_seqlens: Tensor | None,
-        **kwargs: Any,
-    ) -> Mixed:
+    def mix(self, x: Tensor, call: Call) -> Mixed:
         """See :meth:`RecurrentLayer.mix`; the states are ``[N, H, P, N]`` float32 and ``[N, conv_dim, W]``."""
         H, groups = self.num_heads, self.n_groups * self.state_size
         gate, xBC, dt = self.in_proj(x).split((self.intermediate_size, self.conv_dim, H), -1)
-        xBC, conv_state = self.conv1d(
-            xBC,
-            cache=state.get("conv_state"),
-            output_final_state=keep_state,
-            cu_seqlens=cu_seqlens,
-            cu_seqlens_cpu=kwargs.get("cu_seqlens_cpu"),
-        )
+        xBC, conv_state = call.convolve(self.conv1d, xBC, call.state.get("conv_state"))
         if self.act is not None:
             xBC = self.act(xBC)
         x, B, C = xBC.split((self.intermediate_size, groups, groups), -1)
@@ -148,18 +133,9 @@ class Mamba2(RecurrentLayer):
         dt = F.softplus(upcast(dt) + upcast(self.dt_bias))
         if self.dt_limit != (0.0, float("inf")):
             dt = dt.clamp(*self.dt_limit)
-        kernel: Any = fused_recurrent_simple_gla if mode == "fused_recurrent" else chunk_simple_gla
-        o, recurrent_state = kernel(
-            C,
-            B,
-            (x * dt[..., None]).to(xBC.dtype),
-            g=-upcast(self.A_log).exp() * dt,
-            scale=1.0,
-            initial_state=state.get("recurrent_state"),
-            output_final_state=keep_state,
-            state_v_first=True,
-            cu_seqlens=cu_seqlens,
-        )
+        v, g = (x * dt[..., None]).to(xBC.dtype), -upcast(self.A_log).exp() * dt
+        kernel = call.pick(chunk_simple_gla, fused_recurrent_simple_gla)
+        o, recurrent_state = kernel(C, B, v, g=g, scale=1.0, state_v_first=True, **call.host_options)
         y = (o + x * upcast(self.D).view(H, -1)).to(xBC.dtype).flatten(-2)
         y = self.norm(y, gate) if self.rmsnorm else y * F.silu(gate)
         return Mixed(self.out_proj(y), recurrent_state, conv_state)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from fla.layers._linear import LinearLayer
+from fla.layers._recurrent import Call
 from fla.layers.utils import check_padding_mask, require_cache_layer_idx, row_offsets
 from fla.modules.rotary import RotaryEmbedding
 from fla.ops._common.checks import ArgumentError
@@ -98,25 +99,9 @@ class MultiScaleRetention(LinearLayer):
         kwargs["rotary"] = {"seqlen_offset": offset, "max_seqlen": longest}
         return super().forward(hidden_states, attention_mask, past_key_values, use_cache, output_attentions, **kwargs)
 
-    def extra_options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Where the positions start."""
-        return {"rotary": kwargs.get("rotary", {})}
-
-    def attend(
-        self,
-        x: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mode: str,
-        rotary: dict[str, Any] | None = None,
-        **options: Any,
-    ) -> tuple[Tensor, Any]:
+    def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Any]:
         """See :meth:`LinearLayer.attend`. The state is ``[N, H, K, V]`` float32."""
-        cu_seqlens = options["cu_seqlens"]
-        q, k = self.rotary(q, k, cu_seqlens=cu_seqlens, **(rotary or {}))
-        if mode == "parallel":
-            if options["initial_state"] is None and not options["output_final_state"]:
-                return parallel_retention(q, k, v, cu_seqlens=cu_seqlens)[0], None
-            mode = "chunk"
-        return _KERNELS[mode](q, k, v, **options)
+        q, k = self.rotary(q, k, cu_seqlens=call.cu_seqlens, **call.kwargs["rotary"])
+        if call.mode == "parallel" and not call.keep_state and call.state.get("recurrent_state") is None:
+            return parallel_retention(q, k, v, cu_seqlens=call.cu_seqlens)[0], None
+        return _KERNELS["chunk" if call.mode == "parallel" else call.mode](q, k, v, **call.options)

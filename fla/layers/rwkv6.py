@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fla.layers._recurrent import Mixed, RecurrentLayer, whole
+from fla.layers._recurrent import Call, Mixed, RecurrentLayer, whole
 from fla.modules._dtype import autocast_dtype, upcast
 from fla.modules._plain import is_plain_linear
 from fla.modules.activations import ACT2FN
@@ -166,18 +166,9 @@ class RWKV6Attention(RecurrentLayer):
         # Adapters and the like have to be called: each part alone, between zeros.
         return last((low * eye[:, None, None, :, None]).flatten(-2))
 
-    def mix(
-        self,
-        x: Tensor,
-        *,
-        mode: str,
-        state: dict[str, Any],
-        keep_state: bool,
-        cu_seqlens: Tensor | None,
-        **kwargs: Any,
-    ) -> Mixed:
+    def mix(self, x: Tensor, call: Call) -> Mixed:
         """See :meth:`RecurrentLayer.mix`; the states are ``[N, H, K, V]`` float32 and the last tokens ``[N, D]``."""
-        delta, last = shift_tokens(x, cu_seqlens, state.get("conv_state"), keep_state)
+        delta, last = shift_tokens(x, call.cu_seqlens, call.state.get("conv_state"), call.keep_state)
         low = self.x_proj[1](self.x_proj[0](x, delta)).unflatten(-1, (5, self.proj_low_rank_dim))
         mu = self._side_by_side(low) + self.x_bias.to(low.dtype)[:, None, None]
         r, w, k, v, g = (
@@ -185,18 +176,8 @@ class RWKV6Attention(RecurrentLayer):
             for projection, m in zip((self.r_proj, self.w_proj, self.k_proj, self.v_proj, self.g_proj), mu, strict=True)
         )
         r, w, k, v = (t.unflatten(-1, (self.num_heads, -1)) for t in (r, -upcast(w).exp(), k, v))
-        kernel: Any = chunk_rwkv6 if mode == "chunk" else fused_recurrent_rwkv6
-        o, recurrent_state = kernel(
-            r,
-            k,
-            v,
-            w,
-            self.bonus,
-            scale=1.0,
-            initial_state=state.get("recurrent_state"),
-            output_final_state=keep_state,
-            cu_seqlens=cu_seqlens,
-        )
+        kernel = call.pick(chunk_rwkv6, fused_recurrent_rwkv6)
+        o, recurrent_state = kernel(r, k, v, w, self.bonus, scale=1.0, **call.host_options)
         return Mixed(self.o_proj(self.g_norm(o.flatten(-2)) * self.gate_fn(g)), recurrent_state, last)
 
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fla.layers._linear import LinearLayer
+from fla.layers._recurrent import Call
 from fla.modules._dtype import upcast
 from fla.ops.simple_gla import chunk_simple_gla, fused_recurrent_simple_gla
 
@@ -54,8 +55,8 @@ class SimpleGatedLinearAttention(LinearLayer):
         self.gk_proj = nn.Linear(hidden_size, num_heads, bias=True)
         self.add_output(True, gate_fn, elementwise_affine, norm_eps, fuse_norm)
 
-    def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mode: str, **options: Any) -> tuple[Tensor, Any]:
+    def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Any]:
         """See :meth:`LinearLayer.attend`. The state is ``[N, H, V, K]`` float32."""
-        kernel: Any = fused_recurrent_simple_gla if mode == "fused_recurrent" else chunk_simple_gla
+        kernel = call.pick(chunk_simple_gla, fused_recurrent_simple_gla)
         g = F.logsigmoid(upcast(self.gk_proj(x))) / self.gate_logit_normalizer
-        return kernel(q, k, v, g=g, state_v_first=True, **options)
+        return kernel(q, k, v, g=g, state_v_first=True, **call.host_options)
