@@ -37,7 +37,8 @@ class Mamba(RecurrentLayer):
     """A selective state space of ``state_size`` states for each channel.
 
     With `x` after the convolution and ``dt = softplus(dt_proj(.))``, `B`, `C` from ``x_proj(x)``, every channel keeps
-    ``h <- exp(-exp(A_log) dt) h + dt B x`` and puts out ``C h + D x``, gated by ``silu(z)``. ``in_proj`` makes `x`, `z`.
+    ``h <- exp(-exp(A_log) dt) h + dt B x`` and puts out ``C h + D x``, gated by ``silu(z)``.
+    ``in_proj`` makes `x` and `z`.
 
     Args:
         hidden_size: width.
