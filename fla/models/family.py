@@ -7,6 +7,7 @@ built from it when they are first asked for. Importing this module imports neith
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
 from collections.abc import Callable, Mapping
@@ -46,9 +47,21 @@ COMMON: dict[str, Any] = {
 """Fields that most configurations have, with their usual defaults."""
 
 
-def config_fields(names: str, **defaults: Any) -> dict[str, Any]:
-    """Fields in the positional order of ``names``, with ``defaults`` or those of :data:`COMMON`."""
-    fields = {name: defaults[name] if name in defaults else COMMON[name] for name in names.split()}
+TAIL = (
+    "use_cache pad_token_id bos_token_id eos_token_id tie_word_embeddings initializer_range fuse_norm fuse_swiglu "
+    "fuse_cross_entropy fuse_linear_cross_entropy use_l2warp vocab_size attnres_block_size"
+)
+"""The last fields of most configurations."""
+
+
+def config_fields(text: str, **defaults: Any) -> dict[str, Any]:
+    """Fields in their positional order, from ``"name name=default ..."``.
+
+    A field without a default has that of ``defaults`` or of :data:`COMMON`. Defaults are literals without spaces.
+    """
+    items = (item.partition("=") for item in text.split())
+    known = {**COMMON, **defaults}
+    fields = {name: ast.literal_eval(value) if equals else known[name] for name, equals, value in items}
     if unknown := defaults.keys() - fields.keys():
         raise KeyError(f"defaults for fields that are not listed: {sorted(unknown)}")
     return fields

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from fla.models.family import Family, config_fields
+from fla.models.family import TAIL, Family, config_fields
 
 FAMILY = Family(
     stem="DeltaNet",
@@ -11,21 +11,9 @@ FAMILY = Family(
     package="delta_net",
     # `use_output_norm` is in configurations of the reference and means nothing there either.
     fields=config_fields(
-        "attn_mode hidden_size expand_k expand_v use_gate use_short_conv allow_neg_eigval conv_size use_beta "
-        "use_output_norm num_heads qk_norm qk_activation max_position_embeddings hidden_ratio intermediate_size "
-        "hidden_act num_hidden_layers norm_eps attn use_cache pad_token_id bos_token_id eos_token_id "
-        "tie_word_embeddings initializer_range fuse_norm fuse_swiglu fuse_cross_entropy fuse_linear_cross_entropy "
-        "use_l2warp vocab_size attnres_block_size",
-        expand_k=1.0,
-        expand_v=1.0,
-        use_gate=False,
-        use_short_conv=True,
-        allow_neg_eigval=False,
-        use_beta=True,
-        use_output_norm=True,
-        num_heads=16,
-        qk_norm="l2",
-        qk_activation="silu",
+        "attn_mode hidden_size expand_k=1.0 expand_v=1.0 use_gate=False use_short_conv=True allow_neg_eigval=False "
+        "conv_size use_beta=True use_output_norm=True num_heads=16 qk_norm='l2' qk_activation='silu' "
+        "max_position_embeddings hidden_ratio intermediate_size hidden_act num_hidden_layers norm_eps attn " + TAIL
     ),
     mixer="fla.layers.delta_net:DeltaNet",
     mixer_args="mode=attn_mode hidden_size expand_k expand_v num_heads use_beta use_gate use_short_conv conv_size "

@@ -3,28 +3,17 @@
 
 from __future__ import annotations
 
-from fla.models.family import Family, config_fields
+from fla.models.family import TAIL, Family, config_fields
 
 FAMILY = Family(
     stem="GLA",
     model_type="gla",
     package="gla",
     fields=config_fields(
-        "hidden_size expand_k expand_v hidden_ratio intermediate_size num_hidden_layers num_heads num_kv_heads "
-        "feature_map attn_mode use_short_conv conv_size use_output_gate clamp_min hidden_act max_position_embeddings "
-        "elementwise_affine norm_eps use_gk use_gv attn use_cache pad_token_id bos_token_id eos_token_id "
-        "tie_word_embeddings initializer_range fuse_norm fuse_swiglu fuse_cross_entropy fuse_linear_cross_entropy "
-        "use_l2warp vocab_size attnres_block_size",
-        expand_k=0.5,
-        expand_v=1.0,
-        num_heads=4,
-        num_kv_heads=None,
-        feature_map=None,
-        use_short_conv=False,
-        use_output_gate=True,
-        clamp_min=None,
-        use_gk=True,
-        use_gv=False,
+        "hidden_size expand_k=0.5 expand_v=1.0 hidden_ratio intermediate_size num_hidden_layers num_heads=4 "
+        "num_kv_heads=None feature_map=None attn_mode use_short_conv=False conv_size use_output_gate=True "
+        "clamp_min=None hidden_act max_position_embeddings elementwise_affine norm_eps use_gk=True use_gv=False attn "
+        + TAIL
     ),
     mixer="fla.layers.gla:GatedLinearAttention",
     mixer_args="mode=attn_mode hidden_size expand_k expand_v num_heads num_kv_heads feature_map use_short_conv "

@@ -26,34 +26,12 @@ FAMILY = Family(
     model_type="mamba2",
     package="mamba2",
     fields=config_fields(
-        "head_dim vocab_size hidden_size state_size num_hidden_layers norm_eps pad_token_id bos_token_id eos_token_id "
-        "expand conv_kernel n_groups use_bias use_conv_bias conv_init A_init_range D_has_hdim hidden_act "
-        "initializer_range residual_in_fp32 dt_min dt_max dt_init_floor dt_limit rescale_prenorm_residual use_cache "
-        "rmsnorm norm_before_gate chunk_size fuse_norm fuse_cross_entropy fuse_linear_cross_entropy use_l2warp "
-        "tie_word_embeddings",
-        head_dim=64,
-        state_size=128,
-        num_hidden_layers=48,
-        norm_eps=1e-5,
-        pad_token_id=0,
-        expand=2,
-        conv_kernel=4,
-        n_groups=1,
-        use_bias=False,
-        use_conv_bias=True,
-        conv_init=None,
-        A_init_range=(1, 16),
-        D_has_hdim=False,
-        hidden_act="silu",
-        residual_in_fp32=True,
-        dt_min=0.001,
-        dt_max=0.1,
-        dt_init_floor=1e-4,
-        dt_limit=(0.0, float("inf")),
-        rescale_prenorm_residual=True,
-        rmsnorm=True,
-        norm_before_gate=False,
-        chunk_size=256,
+        "head_dim=64 vocab_size hidden_size state_size=128 num_hidden_layers=48 norm_eps=1e-05 pad_token_id=0 "
+        "bos_token_id eos_token_id expand=2 conv_kernel=4 n_groups=1 use_bias=False use_conv_bias=True conv_init=None "
+        "A_init_range=(1,16) D_has_hdim=False hidden_act='silu' initializer_range residual_in_fp32=True dt_min=0.001 "
+        "dt_max=0.1 dt_init_floor=0.0001 dt_limit=(0.0,1e999) rescale_prenorm_residual=True use_cache rmsnorm=True "
+        "norm_before_gate=False chunk_size=256 fuse_norm fuse_cross_entropy fuse_linear_cross_entropy use_l2warp "
+        "tie_word_embeddings"
     ),
     mixer="fla.layers.mamba2:Mamba2",
     mixer_args="num_heads head_dim hidden_size state_size expand n_groups conv_kernel conv_init use_conv_bias "

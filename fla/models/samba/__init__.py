@@ -30,29 +30,13 @@ FAMILY = Family(
     model_type="samba",
     package="samba",
     fields=config_fields(
-        "hidden_size state_size num_hidden_layers norm_eps pad_token_id bos_token_id eos_token_id expand conv_kernel "
-        "use_bias use_conv_bias hidden_act initializer_range residual_in_fp32 time_step_rank time_step_scale "
-        "time_step_min time_step_max time_step_init_scheme time_step_floor max_position_embeddings attn hidden_ratio "
-        "rescale_prenorm_residual use_cache fuse_norm fuse_swiglu fuse_cross_entropy fuse_linear_cross_entropy "
+        "hidden_size=2304 state_size=16 num_hidden_layers=18 norm_eps=1e-05 pad_token_id=0 bos_token_id eos_token_id "
+        "expand=2 conv_kernel=4 use_bias=False use_conv_bias=True hidden_act initializer_range residual_in_fp32=False "
+        "time_step_rank='auto' time_step_scale=1.0 time_step_min=0.001 time_step_max=0.1 "
+        "time_step_init_scheme='random' time_step_floor=0.0001 max_position_embeddings attn hidden_ratio "
+        "rescale_prenorm_residual=False use_cache fuse_norm fuse_swiglu fuse_cross_entropy fuse_linear_cross_entropy "
         "use_l2warp vocab_size tie_word_embeddings attnres_block_size",
-        hidden_size=2304,
-        state_size=16,
-        num_hidden_layers=18,
-        norm_eps=1e-5,
-        pad_token_id=0,
-        expand=2,
-        conv_kernel=4,
-        use_bias=False,
-        use_conv_bias=True,
-        residual_in_fp32=False,
-        time_step_rank="auto",
-        time_step_scale=1.0,
-        time_step_min=0.001,
-        time_step_max=0.1,
-        time_step_init_scheme="random",
-        time_step_floor=1e-4,
         attn=PLAN,
-        rescale_prenorm_residual=False,
     ),
     mixer="fla.layers.mamba:Mamba",
     mixer_args="hidden_size state_size conv_kernel use_conv_bias intermediate_size dt_rank=time_step_rank "
