@@ -55,6 +55,11 @@ class ScalarCall:
     before: bool = False  # the state is read before its decay
     launches: dict[Any, Fixed] = field(default_factory=dict, compare=False, repr=False)
 
+    @property
+    def tail(self) -> bool:
+        """Whether there may be chunks that are not full."""
+        return self.table.varlen or self.shape.T % self.plan.chunk != 0
+
     @classmethod
     def make(
         cls, k: Tensor, v: Tensor, scale: float, norm: bool, beta_scale: float, v_first: bool,
@@ -165,8 +170,8 @@ def _scan_run(call: ScalarCall, bv: int, out: bool, save: bool, split: int, read
         p, s = call.plan, call.shape
         meta = {
             "K": s.K, "V": s.V, "BK": p.block_k, "BV": bv, "C": p.chunk, "OUT": out, "SAVE": save, "SPLIT": split,
-            "READ": read, "VFIRST": call.v_first, "VARLEN": call.table.varlen, "DESC": p.descriptors, "DOT": p.dot,
-            "STAGES": (p.forward if out else p.recompute).stages,
+            "READ": read, "VFIRST": call.v_first, "VARLEN": call.table.varlen, "TAIL": call.tail, "DESC": p.descriptors,
+            "DOT": p.dot, "STAGES": (p.forward if out else p.recompute).stages,
         }  # fmt: skip
         run = call.launches[key] = _scan.fix(meta, p.options[1 if out else 2])
     return run
@@ -264,7 +269,8 @@ def _reverse_run(
     if run is None:
         meta = {
             "K": s.K, "V": s.V, "BK": p.block_k, "BV": bv, "C": C, "SPLIT": split, "READ": key[1],
-            "VFIRST": call.v_first, "VARLEN": t.varlen, "DESC": d, "DOT": p.dot, "STAGES": p.reverse.stages,
+            "VFIRST": call.v_first, "VARLEN": t.varlen, "TAIL": call.tail, "DESC": d, "DOT": p.dot,
+            "STAGES": p.reverse.stages,
         }  # fmt: skip
         run = call.launches[key] = _reverse.fix(meta, p.options[3])
     blocks = -(-s.V // bv) - (-s.K // bv if split == 2 else 0)

@@ -10,7 +10,8 @@ that follows from it are left operands in registers. Forward, for each chunk:
 With READ the k of the first product is the read key p.
 
 Full chunks run in a pipelined loop over descriptor tiles; a ragged last chunk is one more step through pointers.
-Without descriptors the loop takes all chunks through pointers.
+Without descriptors the loop takes all chunks through pointers. TAIL: there may be ragged last chunks; a kernel without
+them has a third fewer instructions and registers to spare.
 """
 
 import triton
@@ -70,6 +71,7 @@ def scalar_scan(
     has_h0, has_ht, segments, parts,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr,
     SAVE: tl.constexpr, SPLIT: tl.constexpr, READ: tl.constexpr, VFIRST: tl.constexpr, VARLEN: tl.constexpr,
+    TAIL: tl.constexpr,
     DESC: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """OUT: write o. SAVE: write each chunk's entry state ``S^T`` [V, K] and ``u^T`` [V, C] for the backward.
@@ -119,7 +121,7 @@ def scalar_scan(
             S, fac, q, k, p, v, qd, kd, pd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, bos + t * C,
             length - t * C, h, hk, v0, H, HV, K, V, BK, BV, C, OUT, SAVE, SPLIT, READ, DESC, DOT,
         )  # fmt: skip
-    if DESC:
+    if DESC and TAIL:
         if (hi > full) & (lo < hi):
             tile = (first + full) * HV + h
             S = _forward_step(
@@ -203,7 +205,8 @@ def scalar_reverse(
     q, k, p, do, qd, kd, pd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, dht, dh0, entry, cu, offsets, T, NT, H, HV,
     has_dht, has_dh0, segments, parts,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, SPLIT: tl.constexpr,
-    READ: tl.constexpr, VFIRST: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr,
+    READ: tl.constexpr, VFIRST: tl.constexpr, VARLEN: tl.constexpr, TAIL: tl.constexpr, DESC: tl.constexpr,
+    DOT: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """Reverse pass over the gradient X of the state after each chunk; writes X^T [V, K] of each chunk and all of dv:
@@ -249,7 +252,7 @@ def scalar_reverse(
             S = tl.where((v0 - NV * BV + tl.arange(0, BV))[:, None] == tl.arange(0, BK)[None, :], 1.0, 0.0)
             v0 = 0
     loop = tl.minimum(hi, full) if DESC else hi
-    if DESC:
+    if DESC and TAIL:
         if (hi > full) & (lo < hi):
             tile = (first + full) * HV + h
             S = _reverse_step(
