@@ -140,7 +140,7 @@ def _flash(q: Tensor) -> Kernel | None:
 
 @cache
 def _kernel() -> Kernel | None:
-    """flash-attn where it is installed, else the kernel of torch where it knows windows and shared keys."""
+    """flash-attn where it is installed, else the kernel of torch where it knows windows."""
     try:
         from flash_attn import flash_attn_varlen_func
     except ImportError:
@@ -159,13 +159,19 @@ def _torch_kernel() -> Kernel | None:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:  # before 2.10
         return None
-    if not {"window_size", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys():
+    known = inspect.signature(varlen_attn).parameters
+    if "window_size" not in known:
         return None
 
     def run(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, T: int, S: int, window: int | None) -> Tensor:
         cu_q, cu_k = cu_q.int(), cu_k.int()
         sides = (-1 if window is None else window - 1, 0)
-        gqa = q.shape[1] != k.shape[1]
-        return varlen_attn(q, k, v, cu_q, cu_k, T, S, window_size=sides, enable_gqa=gqa)  # type: ignore[return-value]
+        options: dict[str, Any] = {"window_size": sides}
+        if q.shape[1] != k.shape[1]:
+            if "enable_gqa" in known:
+                options["enable_gqa"] = True
+            else:
+                k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        return varlen_attn(q, k, v, cu_q, cu_k, T, S, **options)  # type: ignore[return-value]
 
     return run

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Run models of transformers from tiny random configurations and save what they compute.
 
-`python run_client.py FILE [--models NAME ...] [--without-fla] [--device D] [--dtype T]`: logits, loss, gradients and
-greedy tokens, of plain and left-padded prompts, go to FILE (torch.save) by model. With `--without-fla` the package
-cannot be imported, so that transformers takes its own PyTorch path; otherwise the calls that reached us are saved too.
-Models that this transformers does not have are left out.
+`python run_client.py FILE [--models NAME ...] [--without-fla] [--device D] [--dtype T] [--exact]`: logits, loss,
+gradients and greedy tokens, of plain and left-padded prompts, go to FILE (torch.save) by model; models that this
+transformers does not have are left out. With `--without-fla` the package cannot be imported, so that transformers takes
+its own PyTorch path; otherwise the calls that reached us are saved too. `--exact` rounds the weights to the dtype and
+computes in float32.
 """
 
 from __future__ import annotations
@@ -86,8 +87,11 @@ def without_fla() -> None:
     sys.modules["fla"] = None  # type: ignore[assignment]
 
 
-def build(name: str, dtype: torch.dtype, device: str) -> Any:
-    """The model, with weights large enough for every layer to show, or None where there is no such model."""
+def build(name: str, dtype: torch.dtype, device: str, exact: bool) -> Any:
+    """The model, or None where there is no such model. In 32 bits its weights are large enough for every layer to show.
+
+    `exact` computes with the rounded weights in float32.
+    """
     found = classes(name)
     if found is None:
         return None
@@ -99,11 +103,12 @@ def build(name: str, dtype: torch.dtype, device: str) -> Any:
     model = model_class(config(**sizes))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in model.parameters() if dtype.itemsize == 4 else ():
             if parameter.dim() > 1 and min(parameter.shape[-2:]) > 1:
                 parameter.normal_(0, 0.08, generator=generator)
         model.get_output_embeddings().weight[2] = 0  # never ends
-    return model.to(device=device, dtype=dtype)
+    model = model.to(device=device, dtype=dtype)
+    return model.float() if exact else model
 
 
 def run(model: Any) -> dict[str, Any]:
@@ -144,12 +149,13 @@ def main() -> None:
     parser.add_argument("--without-fla", action="store_true")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--exact", action="store_true")
     args = parser.parse_args()
     if args.without_fla:
         without_fla()
     results = {}
     for name in args.models:
-        model = build(name, getattr(torch, args.dtype), args.device)
+        model = build(name, getattr(torch, args.dtype), args.device, args.exact)
         if model is not None:
             results[name] = (run if args.without_fla else traced)(model)
     torch.save(results, args.file)
