@@ -89,7 +89,8 @@ def causal_conv1d(
     backend: str = "triton", cu_seqlens: Tensor | None = None, cu_seqlens_cpu: Tensor | None = None,
     chunk_indices: Tensor | None = None, cp_context: Any = None, *, seq_idx: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    return _Conv.apply(x, weight, bias, residual, initial_state, output_final_state, activation, cu_seqlens)
+    run = _Conv.apply if torch.is_grad_enabled() else forward
+    return run(x, weight, bias, residual, initial_state, output_final_state, activation, cu_seqlens)
 
 
 def causal_conv1d_update(
