@@ -8,17 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fla.layers._softmax import dense_attention, packed_attention
 from fla.layers._static import StaticPosition
 from fla.layers.utils import (
     check_padding_mask,
     get_layer_cache,
     get_unpad_indices_and_cu,
+    host_offsets,
     index_first_axis,
     pad_input,
     row_offsets,
     update_layer_cache,
 )
+from fla.modules._softmax import dense_attention, packed_attention
 from fla.modules.norm import RMSNorm
 from fla.modules.rotary import RotaryEmbedding
 from fla.ops._common.checks import ArgumentError
@@ -135,6 +136,9 @@ class Attention(nn.Module):
             if length > 1:
                 indices, cu_seqlens = get_unpad_indices_and_cu(attention_mask, length)
                 x = index_first_axis(x.flatten(0, 1), indices)[None]
+        host = kwargs.get("cu_seqlens_cpu")
+        if host is None or indices is not None:
+            host = host_offsets(cu_seqlens)
         q, k, v = self._project(x, offset, cu_seqlens, max_seqlen)
         new = k, v
         if indices is not None:
@@ -149,9 +153,9 @@ class Attention(nn.Module):
         if indices is not None and valid is not None:
             rows, cu_k = get_unpad_indices_and_cu(valid)
             k, v = (index_first_axis(t.flatten(0, 1), rows)[None] for t in keys)
-            o = packed_attention(q, k, v, cu_seqlens, cu_k, self.window_size)  # type: ignore[arg-type]
+            o = packed_attention(q, k, v, cu_seqlens, cu_k, self.window_size, host, host_offsets(cu_k))  # type: ignore[arg-type]
         elif cu_seqlens is not None:
-            o = packed_attention(q, k, v, cu_seqlens, None, self.window_size, kwargs.get("cu_seqlens_cpu"))
+            o = packed_attention(q, k, v, cu_seqlens, None, self.window_size, host)
         else:
             o = dense_attention(q, keys[0], keys[1], self.window_size, valid)
             if valid is not None:  # a row whose token is padding

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fla.layers import _softmax
-from fla.layers._softmax import dense_attention, packed_attention
 from fla.layers.attn import Attention
 from fla.models.utils import Cache
+from fla.modules import _softmax
+from fla.modules._softmax import dense_attention, packed_attention
 from fla.utils import assert_close
 
 D = 32

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fla.layers.utils import host_offsets
 from fla.ops._common.checks import check_varlen
 
 __all__ = ["dense_attention", "packed_attention"]
@@ -88,7 +87,8 @@ def packed_attention(
     cu_q: Tensor,
     cu_k: Tensor | None = None,
     window: int | None = None,
-    host: Tensor | None = None,
+    host_q: Tensor | None = None,
+    host_k: Tensor | None = None,
 ) -> Tensor:
     """Attention of sequences packed into one row.
 
@@ -97,22 +97,22 @@ def packed_attention(
         k, v: ``[1, S, HK, K]`` and ``[1, S, HK, V]``.
         cu_q, cu_k: boundaries ``[N + 1]`` of the queries and the keys; ``cu_k`` is ``cu_q`` when None.
         window: as for :func:`dense_attention`.
-        host: a copy of ``cu_q`` on the host, or None.
+        host_q, host_k: copies of the boundaries on the host, or None where they are there or must not be read.
 
     Returns:
         ``[1, T, H, V]``.
     """
     T, S = q.shape[1], k.shape[1]
-    check_varlen(cu_q, host, q.shape[0], T)
+    check_varlen(cu_q, host_q, q.shape[0], T)
     if cu_k is None:
-        cu_k = cu_q
+        cu_k, host_k = cu_q, host_q
     flash = _flash(q)
     if torch.compiler.is_compiling() or cu_q.is_meta:
         if flash is not None:  # bounds of the lengths are enough
             return flash(*(x[0] for x in (q, k, v)), cu_q, cu_k, T, S, window)[None]
         segment = torch.searchsorted(cu_q[1:].contiguous(), torch.arange(T, device=q.device), right=True)
         return _sdpa(q, k, v, attn_mask=_visible(T, T, window, q) & (segment[:, None] == segment))
-    stops_q, stops_k = (_on_host(cu_q) if host is None else host, _on_host(cu_k))
+    stops_q, stops_k = (cu.cpu() if host is None else host for cu, host in ((cu_q, host_q), (cu_k, host_k)))
     if flash is not None:
         longest = (int(stops.diff().max()) for stops in (stops_q, stops_k))
         return flash(*(x[0] for x in (q, k, v)), cu_q, cu_k, *longest, window)[None]
@@ -122,11 +122,6 @@ def packed_attention(
             parts.append(dense_attention(q[:, a:b], k[:, c:d], v[:, c:d], window))
         a, c = b, d
     return torch.cat(parts, 1) if parts else q.new_zeros(*q.shape[:3], v.shape[-1])
-
-
-def _on_host(offsets: Tensor) -> Tensor:
-    copy = host_offsets(offsets)
-    return offsets if copy is None else copy
 
 
 Kernel = Callable[..., Tensor]
