@@ -55,11 +55,32 @@ def host_us(fn: Callable[[], Any], repeat: int = 30) -> float:
     return t / repeat * 1e6
 
 
+class _Copy(torch.autograd.Function):
+    """What an autograd function in Python costs by itself."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
+        (_,) = ctx.saved_tensors
+        return dy.clone()
+
+
 # Tensors of 64 MiB that the forward moves, and that the backward moves on top.
 Case = tuple[str, Callable[..., Any], list[torch.Tensor], int, int]
 
 
 def cases(library: str) -> Iterator[Case]:
+    if library == "torch":
+        F = torch.nn.functional
+        weight = torch.ones(D, device="cuda", dtype=BF, requires_grad=True)
+        yield "rmsnorm", lambda x: F.rms_norm(x, (D,), weight, 1e-5), [randn(N, D)], 2, 3
+        yield "product", torch.mul, [randn(N, D), randn(N, D)], 3, 5
+        yield "own function", _Copy.apply, [randn(N, D)], 2, 2
+        return
     if library == "liger":
         from liger_kernel.ops import LigerSiLUMulFunction
         from liger_kernel.transformers import LigerRMSNorm
@@ -163,9 +184,10 @@ def variants() -> Iterator[tuple[str, Callable[[], Any]]]:
 
         def turn(pairs: int = pairs, warps: int = warps) -> Any:
             rotary.PAIRS, rotary.WARPS = pairs, warps
-            return rotary.rotate(q, cos, sin, 0, None, False, False, False)
+            rotary._launch.cache_clear()
+            return rotary.rotate(q, cos, sin, 0, None, False, False, False, q)
 
-        yield f"rotary {pairs} {warps}", turn
+        yield f"rotary pair {pairs} {warps}", turn
 
 
 def main() -> None:
@@ -190,7 +212,7 @@ def main() -> None:
     if "variants" in what:
         for name, fn in variants():
             print(f"{name} {median_ms(fn, 20):.4f}", flush=True)
-    for library in ("peer", "liger"):
+    for library in ("peer", "liger", "torch"):
         if library in what:
             whole(library)
 

@@ -77,10 +77,10 @@ def check(name: str) -> tuple[list[float], str]:
     return errors, wrong
 
 
+# Tokens a thread, runs, channels, warps, stages.
 VARIANTS = [
-    (64, 32, 4, 3, 2), (64, 32, 4, 2, 1), (64, 32, 4, 4, 3), (64, 32, 8, 3, 2), (32, 32, 4, 3, 2), (32, 32, 2, 4, 3),
-    (32, 64, 4, 3, 2), (64, 64, 8, 3, 2), (64, 64, 4, 3, 2), (128, 32, 4, 3, 2), (128, 32, 8, 3, 2), (16, 64, 2, 4, 3),
-    (64, 16, 2, 3, 2), (128, 16, 4, 3, 2),
+    (16, 8, 32, 4, 3), (8, 8, 32, 4, 3), (8, 8, 32, 4, 4), (8, 8, 32, 4, 2), (16, 4, 64, 4, 3), (16, 4, 32, 2, 3),
+    (8, 16, 32, 8, 3), (8, 8, 64, 8, 3), (16, 8, 32, 4, 2), (8, 4, 64, 4, 3), (4, 8, 32, 4, 4), (32, 4, 32, 2, 3),
 ]  # fmt: skip
 
 
@@ -88,8 +88,8 @@ def variants(mine: int = 0, step: int = 1, compile_only: bool = False) -> None:
     x = torch.randn(1, 8192, 12288, device="cuda").to(BF)
     g = torch.nn.functional.logsigmoid(torch.randn_like(x)).to(BF)
     o, _ = autograd.scan_forward(x, g, None, None, False)
-    for bt, bd, warps, stages, back in VARIANTS[mine::step]:
-        plan = ScanPlan(bt, bd, Launch(warps, stages), Launch(warps, back))
+    for bt, runs, bd, warps, stages in VARIANTS[mine::step]:
+        plan = ScanPlan(bt, runs, bd, Launch(warps, stages), Launch(warps, stages))
         fns = (
             lambda p=plan: autograd.scan_forward(x, g, None, None, False, p),
             lambda p=plan: autograd.scan_backward(x, g, o, None, None, None, False, p),
@@ -98,7 +98,7 @@ def variants(mine: int = 0, step: int = 1, compile_only: bool = False) -> None:
             row = [fn() for fn in fns] and [] if compile_only else [f"{median_ms(fn, 9):.3f}" for fn in fns]
         except Exception as e:
             row = [repr(e)[:80]]
-        print(bt, bd, "warps", warps, "stages", stages, back, *row, flush=True)
+        print(bt, runs, bd, "warps", warps, "stages", stages, *row, flush=True)
 
 
 def whole() -> None:

@@ -29,11 +29,12 @@ class _Work:
         if segments is None:
             self.segments, self.span = stretches(self.plan, chip, self.B, self.D, self.T)
         else:
-            self.span = -(-self.T // (segments * self.plan.tokens)) * self.plan.tokens
+            tile = self.plan.tokens * self.plan.runs
+            self.span = -(-self.T // (segments * tile)) * tile
             self.segments = -(-self.T // self.span)
         self.scalars = (self.T, self.N, max(self.N - 1, 0).bit_length(), self.span, self.segments)
         self.grid = -(-self.D // self.plan.channels) * self.segments * self.B
-        self.meta = {"D": self.D, "BT": self.plan.tokens, "BD": self.plan.channels}
+        self.meta = {"D": self.D, "BT": self.plan.tokens, "W": self.plan.runs, "BD": self.plan.channels}
 
     def summaries(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
         if self.segments == 1:

@@ -17,10 +17,13 @@ class ScanPlan:
     """How the scan runs one class of calls.
 
     Attributes:
-        tokens, channels: the tile.
+        tokens: tokens that a thread scans one after another.
+        runs: such runs side by side in a tile.
+        channels: channels of a tile, two a thread.
     """
 
     tokens: int
+    runs: int
     channels: int
     forward: Launch
     backward: Launch
@@ -30,8 +33,8 @@ class ScanPlan:
 def scan_plan(chip: Chip, D: int, short: bool) -> ScanPlan:
     """The plan for ``D`` channels; ``short``: at most `DECODE_TOKENS` tokens a row."""
     if short:
-        return ScanPlan(DECODE_TOKENS, min(128, pow2(D)), Launch(4), Launch(4))
-    return ScanPlan(64, min(32, pow2(D)), Launch(4, 3), Launch(4, 2))
+        return ScanPlan(DECODE_TOKENS, 1, min(256, pow2(D)), Launch(4), Launch(4))
+    return ScanPlan(8, 8, min(32, pow2(D)), Launch(4, 3), Launch(4, 3))
 
 
 def stretches(plan: ScanPlan, chip: Chip, rows: int, D: int, T: int) -> tuple[int, int]:
@@ -40,8 +43,9 @@ def stretches(plan: ScanPlan, chip: Chip, rows: int, D: int, T: int) -> tuple[in
     The summaries cost two thirds of the forward once more, so time is cut only where half the chip would be idle.
     """
     programs = rows * -(-D // plan.channels)
-    tiles = max(1, -(-T // plan.tokens))
+    tile = plan.tokens * plan.runs
+    tiles = max(1, -(-T // tile))
     wanted = 1 if programs >= chip.sms else -(-3 * chip.sms // max(programs, 1))
     wanted = max(1, min(wanted, tiles // 4, 32))
     each = -(-tiles // wanted)
-    return -(-tiles // each), each * plan.tokens
+    return -(-tiles // each), each * tile
