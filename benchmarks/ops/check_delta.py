@@ -296,7 +296,8 @@ def kernels(shape: str, dtype=BF, variants: bool = True, kinds: str = "AFRDP", r
             continue
         row = []
         for name, change in [("plan", {})] + ((READ_VARIANTS if read else VARIANTS)[kind] if variants else []):
-            c = dataclasses.replace(call, plan=dataclasses.replace(base, **change))
+            # A call keeps its launches, which another plan has not.
+            c = dataclasses.replace(call, plan=dataclasses.replace(base, **change), launches={})
             try:
                 row.append(f"{name} {median_ms(lambda: fn(c)):.3f}")
             except Exception as e:

@@ -48,6 +48,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "K100 V60": ({"T": 300, "H": 4, "K": 100, "V": 60, "sequences": 1}, {"safe": True}),
     "K153 V77": ({"T": 130, "H": 1, "K": 153, "V": 77}, {"safe": True}),
     "K16 V24": ({"T": 200, "H": 4, "K": 16, "V": 24}, {"safe": True}),
+    "exact, K16 V24, fp16": ({"T": 200, "H": 4, "K": 16, "V": 24, "dtype": HF}, {}),
     "K64 V256": ({"T": 200, "H": 2, "K": 64, "V": 256}, {"safe": True}),
     "D256": ({"T": 192, "H": 2, "K": 256, "sequences": 1}, {"safe": True}),
     "grouped values, D64": ({"T": 300, "H": 2, "HV": 4, "K": 64, "sequences": 1}, {"safe": True}),

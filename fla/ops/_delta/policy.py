@@ -59,7 +59,10 @@ def scalar_plan(
 @functools.lru_cache(maxsize=256)
 def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool, norm: bool, read: bool) -> ScalarPlan:
     wide = dtype == torch.float32
-    bk, bv = pow2(K), pow2(V)
+    # From rows of 32 bytes in shared memory ptxas 12.8 has read the wrong ones (benchmarks/ops/sass_descriptors.py), so
+    # 16-bit tiles of less than 32 columns are padded.
+    least = 16 if wide or chip.vendor == "interpreter" else 32
+    bk, bv = pow2(K, least), pow2(V, least)
     descriptors = chip.descriptors and bk == K and bv == V
     # The inverse of unit-norm keys stays small; of others it may need the range of fp32.
     inverse = chip.exact if wide else ("fp16" if norm else chip.wide)
