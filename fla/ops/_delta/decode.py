@@ -14,8 +14,9 @@ from fla.ops._delta.kernels import decode as kernel
 from fla.ops._delta.kernels.decode import delta_recurrent
 
 _recurrent = Launcher(delta_recurrent)
-# Eviction policies of states that are read and written.
-STREAM = ("", "")
+# Eviction policies of states that are read and written. Reading them to stay until they are written was worth 2 %, to
+# go first cost up to 25 %.
+STREAM = ("evict_last", "")
 
 
 @dataclass(frozen=True)
@@ -46,18 +47,17 @@ class Pool:
     accepted: Tensor | None
 
 
-def decode_launch(K: int, v_first: bool, vector: bool = False) -> tuple[int, Launch]:
+def decode_launch(K: int, v_first: bool) -> tuple[int, Launch]:
     """Columns of V in a program and its compiler options.
 
     Rows of K lie in one warp, so that no sum over K waits for another. K-first states need 128 bytes of a row at a time
-    for whole lines, and two warps to hold as many rows; with a decay per key channel (``vector``) half lines and one
-    warp were faster.
+    for whole lines, and two warps to hold as many rows; 128 registers let eight such programs share a multiprocessor.
     """
     if v_first:
         return max(4, min(16, 1024 // pow2(K))), Launch(1)
-    if vector and K > 64:
-        return 16, Launch(1)
-    return (32, Launch(2)) if K > 64 else (32, Launch(1))
+    if K <= 64:
+        return 32, Launch(1)
+    return 32, Launch(2, 1, 128 if K <= 128 else None)
 
 
 def _dense(x: Tensor | None) -> Tensor | None:
@@ -107,7 +107,7 @@ def recurrent(
         ht = h0 if in_place else ht
     if N > 0 and HV > 0 and V > 0:
         chip = chip_of(v.device)
-        bv, options = decode_launch(K, v_first, gk is not None) if launch is None else launch
+        bv, options = decode_launch(K, v_first) if launch is None else launch
         index = v if pool is None else pool.index
         if pool is not None and pool.index.dim() == 2 and pool.index.shape[1] > 0 and pool.index.stride(1) != 1:
             index = pool.index.contiguous()
