@@ -13,7 +13,15 @@ from fla.layers._recurrent import Call, Mixed, RecurrentLayer, whole
 from fla.modules.norm import FusedRMSNormGated, RMSNorm
 from fla.ops._common.checks import ArgumentError
 
-__all__ = ["DeltaLayer"]
+__all__ = ["IN_KERNEL", "DeltaLayer"]
+
+IN_KERNEL = {
+    "use_qk_l2norm_in_kernel": True,
+    "use_gate_in_kernel": True,
+    "use_beta_sigmoid_in_kernel": True,
+    "state_v_first": True,
+}
+"""Options of kernels that take projections as they are."""
 
 
 class DeltaLayer(RecurrentLayer):
@@ -53,10 +61,10 @@ class DeltaLayer(RecurrentLayer):
         self.value_dim = num_v_heads * head_v_dim
         self.layer_idx = layer_idx
 
-    def set_head_dim(self, head_dim: int, expand_v: float, **sizes: Any) -> None:
+    def set_head_dim(self, head_dim: int, expand_v: float, D: int, H: int, HV: int | None, **rest: Any) -> None:
         """:meth:`set_heads` for layers that have ``head_dim`` key channels and ``expand_v`` times as many of values."""
         self.head_dim, self.expand_v = head_dim, expand_v
-        self.set_heads(head_k_dim=head_dim, head_v_dim=whole("head_dim * expand_v", head_dim * expand_v), **sizes)
+        self.set_heads(D, H, HV, head_dim, whole("head_dim * expand_v", head_dim * expand_v), **rest)
 
     def add_projections(self, use_short_conv: bool, conv_size: int, conv_bias: bool, qk_silu: bool = True) -> None:
         """Register the projections of `q`, `k`, `v` and, where wanted, their convolutions."""

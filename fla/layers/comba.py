@@ -67,25 +67,12 @@ class Comba(GatedDeltaNet):
         norm_eps: float = 1e-5,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            hidden_size,
-            expand_v,
-            head_dim,
-            num_heads,
-            num_v_heads,
-            mode,
-            use_gate=use_output_gate,
-            use_short_conv=use_short_conv,
-            conv_size=conv_size,
-            conv_bias=conv_bias,
-            layer_idx=layer_idx,
-            norm_eps=norm_eps,
-            output_gate_activation="sigmoid",
-        )
-        self.use_output_gate = use_output_gate
-        self.use_output_correction = use_output_correction
-        self.use_inner_decay = use_inner_decay
-        self.correction_factor = correction_factor
+        output = {"use_gate": use_output_gate, "norm_eps": norm_eps, "output_gate_activation": "sigmoid"}
+        options: Any = {"use_short_conv": use_short_conv, "conv_size": conv_size, "conv_bias": conv_bias, **output}
+        options |= {"hidden_size": hidden_size, "head_dim": head_dim, "expand_v": expand_v, "mode": mode}
+        super().__init__(num_heads=num_heads, num_v_heads=num_v_heads, layer_idx=layer_idx, **options)
+        self.use_output_gate, self.use_output_correction = use_output_gate, use_output_correction
+        self.use_inner_decay, self.correction_factor = use_inner_decay, correction_factor
         if use_inner_decay:
             self.decay = nn.Parameter(torch.ones(num_heads, dtype=torch.float32))
         if use_output_correction:

@@ -94,11 +94,8 @@ class DeltaNet(DeltaLayer):
         head_k_dim = _head_dim("expand_k", hidden_size, expand_k, num_heads)
         head_v_dim = _head_dim("expand_v", hidden_size, expand_v, num_heads)
         self.set_heads(hidden_size, num_heads, None, head_k_dim, head_v_dim, mode=mode, layer_idx=layer_idx)
-        self.use_beta = use_beta
-        self.use_gate = use_gate
-        self.allow_neg_eigval = allow_neg_eigval
-        self.qk_activation = qk_activation
-        self.qk_norm = qk_norm
+        self.use_beta, self.use_gate, self.allow_neg_eigval = use_beta, use_gate, allow_neg_eigval
+        self.qk_activation, self.qk_norm = qk_activation, qk_norm
         self.add_projections(use_short_conv, conv_size, conv_bias, qk_silu=qk_activation == "silu")
         if use_beta:
             self.b_proj = nn.Linear(hidden_size, num_heads, bias=False)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fla.layers._delta import DeltaLayer
+from fla.layers._delta import IN_KERNEL, DeltaLayer
 from fla.layers._recurrent import Call, reset_decay_gate
 from fla.modules._plain import is_plain
 from fla.modules.causal_conv1d import ShortConvolution, causal_conv1d
@@ -67,17 +67,8 @@ class GatedDeltaNet(DeltaLayer):
     ) -> None:
         super().__init__()
         check_choice("output_gate_activation", output_gate_activation, ("swish", "silu", "sigmoid"))
-        self.set_head_dim(
-            head_dim,
-            expand_v,
-            hidden_size=hidden_size,
-            num_heads=num_heads,
-            num_v_heads=num_v_heads,
-            mode=mode,
-            layer_idx=layer_idx,
-        )
-        self.use_gate = use_gate
-        self.allow_neg_eigval = allow_neg_eigval
+        self.set_head_dim(head_dim, expand_v, hidden_size, num_heads, num_v_heads, mode=mode, layer_idx=layer_idx)
+        self.use_gate, self.allow_neg_eigval = use_gate, allow_neg_eigval
         self.add_projections(use_short_conv, conv_size, conv_bias)
         self.a_proj = nn.Linear(hidden_size, self.num_v_heads, bias=False)
         self.b_proj = nn.Linear(hidden_size, self.num_v_heads, bias=False)
@@ -116,18 +107,5 @@ class GatedDeltaNet(DeltaLayer):
     def rule(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Any]:
         """See :meth:`DeltaLayer.rule`. The state is ``[N, HV, V, K]`` float32."""
         kernel = call.pick(chunk_gated_delta_rule, fused_recurrent_gated_delta_rule)
-        return kernel(
-            q,
-            k,
-            v,
-            g=self.a_proj(x),
-            beta=self.b_proj(x),
-            A_log=self.A_log,
-            dt_bias=self.dt_bias,
-            use_qk_l2norm_in_kernel=True,
-            use_gate_in_kernel=True,
-            use_beta_sigmoid_in_kernel=True,
-            allow_neg_eigval=self.allow_neg_eigval,
-            state_v_first=True,
-            **call.host_options,
-        )
+        gate = {"A_log": self.A_log, "dt_bias": self.dt_bias, "allow_neg_eigval": self.allow_neg_eigval}
+        return kernel(q, k, v, g=self.a_proj(x), beta=self.b_proj(x), **gate, **IN_KERNEL, **call.host_options)

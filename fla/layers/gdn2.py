@@ -59,15 +59,7 @@ class GatedDeltaNet2(DeltaLayer):
         **kwargs: Any,
     ) -> None:
         super().__init__()
-        self.set_head_dim(
-            head_dim,
-            expand_v,
-            hidden_size=hidden_size,
-            num_heads=num_heads,
-            num_v_heads=num_v_heads,
-            mode=mode,
-            layer_idx=layer_idx,
-        )
+        self.set_head_dim(head_dim, expand_v, hidden_size, num_heads, num_v_heads, mode=mode, layer_idx=layer_idx)
         self.allow_neg_eigval = allow_neg_eigval
         self.add_projections(use_short_conv, conv_size, conv_bias)
         self.f_proj = self.low_rank(self.key_dim)

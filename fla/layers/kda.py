@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from fla.layers._delta import DeltaLayer
+from fla.layers._delta import IN_KERNEL, DeltaLayer
 from fla.layers._recurrent import Call, reset_decay_gate
 from fla.ops._common.checks import ArgumentError
 from fla.ops.kda import chunk_kda, fused_recurrent_kda
@@ -65,18 +65,8 @@ class KimiDeltaAttention(DeltaLayer):
         super().__init__()
         if safe_gate and lower_bound is None:
             raise ArgumentError("`safe_gate` needs a `lower_bound`; -5 is recommended.")
-        self.set_head_dim(
-            head_dim,
-            expand_v,
-            hidden_size=hidden_size,
-            num_heads=num_heads,
-            num_v_heads=num_v_heads,
-            mode=mode,
-            layer_idx=layer_idx,
-        )
-        self.allow_neg_eigval = allow_neg_eigval
-        self.safe_gate = safe_gate
-        self.lower_bound = lower_bound
+        self.set_head_dim(head_dim, expand_v, hidden_size, num_heads, num_v_heads, mode=mode, layer_idx=layer_idx)
+        self.allow_neg_eigval, self.safe_gate, self.lower_bound = allow_neg_eigval, safe_gate, lower_bound
         self.add_projections(use_short_conv, conv_size, conv_bias)
         self.f_proj = self.low_rank(self.num_v_heads * head_dim)
         self.b_proj = nn.Linear(hidden_size, self.num_v_heads, bias=False)
@@ -92,7 +82,7 @@ class KimiDeltaAttention(DeltaLayer):
 
     def rule(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Any]:
         """See :meth:`DeltaLayer.rule`. The state is ``[N, HV, V, K]`` float32."""
-        only_chunk = {"safe_gate": self.safe_gate} if call.mode == "chunk" else {}
+        options = {**IN_KERNEL, **call.host_options, **({"safe_gate": self.safe_gate} if call.mode == "chunk" else {})}
         kernel = call.pick(chunk_kda, fused_recurrent_kda)
         return kernel(
             q,
@@ -102,12 +92,7 @@ class KimiDeltaAttention(DeltaLayer):
             beta=self.b_proj(x),
             A_log=self.A_log,
             dt_bias=self.dt_bias,
-            use_qk_l2norm_in_kernel=True,
-            use_gate_in_kernel=True,
-            use_beta_sigmoid_in_kernel=True,
             allow_neg_eigval=self.allow_neg_eigval,
             lower_bound=self.lower_bound,
-            state_v_first=True,
-            **only_chunk,
-            **call.host_options,
+            **options,
         )

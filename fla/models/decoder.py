@@ -69,15 +69,22 @@ class Block(GradientCheckpointingLayer):
     """``h += attn(attn_norm(h)); h += mlp(mlp_norm(h))``."""
 
     family: ClassVar[Family]
+    feed_forward: ClassVar[str] = "mlp"
+    make_norm = staticmethod(make_norm)
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__()
         self.config = config
         self.layer_idx = layer_idx
-        self.attn_norm = make_norm(config)
-        self.attn = make_mixer(self.family, config, layer_idx)
-        self.mlp_norm = make_norm(config)
-        self.mlp = GatedMLP(
+        self.attn_norm = self.make_norm(config)
+        self.attn: Any = make_mixer(self.family, config, layer_idx)
+        self.add_module(f"{self.feed_forward}_norm", self.make_norm(config))
+        self.add_module(self.feed_forward, self.make_feed_forward())
+
+    def make_feed_forward(self) -> nn.Module:
+        """What follows the token mixer."""
+        config = self.config
+        return GatedMLP(
             hidden_size=config.hidden_size,
             hidden_ratio=config.hidden_ratio,
             intermediate_size=config.intermediate_size,
@@ -96,20 +103,17 @@ class Block(GradientCheckpointingLayer):
     ) -> tuple[Tensor, Tensor | None, Any]:
         """``[B, T, D]`` to ``(hidden_states, attention weights or None, past_key_values)``."""
         residual = hidden_states
+        kwargs |= {"attention_mask": attention_mask, "past_key_values": past_key_values, "use_cache": use_cache}
         hidden_states, weights, past_key_values = self.attn(
-            hidden_states=self.attn_norm(hidden_states),
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-            output_attentions=output_attentions,
-            **kwargs,
+            hidden_states=self.attn_norm(hidden_states), output_attentions=output_attentions, **kwargs
         )
+        norm = getattr(self, f"{self.feed_forward}_norm")
         if self.config.fuse_norm:
-            hidden_states, residual = self.mlp_norm(hidden_states, residual, True)
+            hidden_states, residual = norm(hidden_states, residual, True)
         else:
             residual = residual + hidden_states
-            hidden_states = self.mlp_norm(residual)
-        return residual + self.mlp(hidden_states, **kwargs), weights, past_key_values
+            hidden_states = norm(residual)
+        return residual + getattr(self, self.feed_forward)(hidden_states, **kwargs), weights, past_key_values
 
 
 class FLAPreTrainedModel(PreTrainedModel):

@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fla.layers.rwkv6 import LerpLinear, shift_tokens
 from fla.layers.utils import get_layer_cache, repad_hidden_states, unpad_hidden_states, update_layer_cache
-from fla.models.decoder import DecoderModel, GradientCheckpointingLayer, make_mixer
-from fla.models.family import Family
+from fla.models.decoder import Block, DecoderModel
 from fla.modules.activations import ACT2FN
 from fla.modules.norm import LayerNorm
 
@@ -58,43 +56,27 @@ class RWKV6FeedForward(nn.Module):
         return repad_hidden_states(y, indices, batch, length)
 
 
-class RWKV6Block(GradientCheckpointingLayer):
+class RWKV6Block(Block):
     """``h += attn(attn_norm(h)); h += ffn(ffn_norm(h))``, after a norm of the embeddings in layer 0."""
 
-    family: ClassVar[Family]
+    feed_forward = "ffn"
+    make_norm = staticmethod(make_layer_norm)
 
     def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__()
-        self.config, self.layer_idx = config, layer_idx
+        super().__init__(config, layer_idx)
         if config.norm_first and layer_idx == 0:
             self.pre_norm = make_layer_norm(config)
-        self.attn_norm = make_layer_norm(config)
-        self.attn: Any = make_mixer(self.family, config, layer_idx)
-        self.ffn_norm = make_layer_norm(config)
-        self.ffn = RWKV6FeedForward(config, layer_idx)
-        self.attn.o_proj.residual_additions = 2 * config.num_hidden_layers  # type: ignore[union-attr]
+        self.attn.o_proj.residual_additions = 2 * config.num_hidden_layers
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        use_cache: bool | None = False,
-        output_attentions: bool | None = False,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None, Any]:
-        """``[B, T, D]`` to ``(hidden_states, attention weights or None, past_key_values)``."""
-        residual = self.pre_norm(hidden_states) if hasattr(self, "pre_norm") else hidden_states
-        shared = {"attention_mask": attention_mask, "past_key_values": past_key_values, "use_cache": use_cache}
-        hidden_states, weights, past_key_values = self.attn(
-            hidden_states=self.attn_norm(residual), output_attentions=output_attentions, **shared, **kwargs
-        )
-        if self.config.fuse_norm:
-            hidden_states, residual = self.ffn_norm(hidden_states, residual, True)
-        else:
-            residual = residual + hidden_states
-            hidden_states = self.ffn_norm(residual)
-        return residual + self.ffn(hidden_states, **shared, **kwargs), weights, past_key_values
+    def make_feed_forward(self) -> nn.Module:
+        """See :meth:`Block.make_feed_forward`."""
+        return RWKV6FeedForward(self.config, self.layer_idx)
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None, Any]:
+        """See :meth:`Block.forward`."""
+        if hasattr(self, "pre_norm"):
+            hidden_states = self.pre_norm(hidden_states)
+        return super().forward(hidden_states, *args, **kwargs)
 
 
 class RWKVModel(DecoderModel):
@@ -112,7 +94,7 @@ class RWKVModel(DecoderModel):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-        cu_seqlens: torch.Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
         """See :meth:`DecoderModel.forward`."""
