@@ -11,7 +11,7 @@ __all__ = ["install", "missing"]
 
 _LAYERS = (
     "ABCAttention BasedLinearAttention BitAttention CyclicFlowAttention DeltaFormerAttention ForgettingAttention "
-    "GatedDeltaProduct LightNetAttention LogLinearMamba2 Mamba Mamba3 MesaNet MoBA MomAttention MomentumDeltaNet "
+    "GatedDeltaProduct LightNetAttention LogLinearMamba2 Mamba3 MesaNet MoBA MomAttention MomentumDeltaNet "
     "MultiheadLatentAttention NativeSparseAttention PaTHAttention Parallax PrecondGatedDeltaNet PrecondKDA "
     "RWKV7Attention Raven ReBasedLinearAttention RodimusAttention SlidingWindowSharedKeyAttention "
     "StickBreakingAttention WallAttention YOCOCrossAttention YOCOGatedRetention YOCOSharedKVBuilder"
@@ -41,7 +41,6 @@ FAMILIES = {
     "raven": "Raven",
     "rodimus": "Rodimus",
     "rwkv7": "RWKV7",
-    "samba": "Samba",
     "stickbreaking_attn": "StickBreakingAttention",
     "wall_transformer": "WallTransformer",
     "yoco": "YOCO",
