@@ -249,4 +249,6 @@ def _bind(kernel: Any, args: tuple[Any, ...], values: tuple[Any, ...]) -> Callab
     lines.append(f"    launch({called})")
     exec("\n".join(lines), names)
     go: Callable[..., None] = names["go"]
+    # The functions above refer to each other: until they are collected they would keep the tensors of this call alive.
+    args, stand_ins, final = (), (), ()
     return go
