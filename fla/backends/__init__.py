@@ -3,8 +3,8 @@
 
 For users: :func:`explain`, :func:`trace`, :func:`last_decision`, :func:`report`, :func:`use_backend`,
 :func:`reference_only`, :func:`refresh`. For authors of backends: :class:`BaseBackend`, :class:`Capability`,
-:class:`Rejection`, :data:`hookimpl`, :func:`needs_backward`, :func:`register`. For authors of ops: :func:`dispatch`,
-:class:`CallFacts`.
+:class:`Rejection`, :class:`Measured`, :data:`hookimpl`, :func:`needs_backward`, :func:`register`. For authors of
+ops: :func:`dispatch`, :class:`CallFacts`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from fla.backends.discovery import DISCOVERY, Plugin
 from fla.backends.errors import BackendError, BackendUnavailable, DuplicateBackend, PluginError, SignatureMismatch
 from fla.backends.explain import Explanation, explain, list_backends, list_plugins, report
 from fla.backends.facts import CallFacts, Capability, Facts, Rejection, needs_backward
+from fla.backends.measured import Measured, Point
 from fla.backends.op import DispatchedOp
 from fla.backends.pins import reference_only, register, use_backend
 from fla.backends.record import Call, Decision, Trace, Verdict, last_decision, trace
@@ -49,8 +50,10 @@ __all__ = [
     "Explanation",
     "Facts",
     "GluonBackend",
+    "Measured",
     "Plugin",
     "PluginError",
+    "Point",
     "Registrar",
     "Rejection",
     "SignatureMismatch",

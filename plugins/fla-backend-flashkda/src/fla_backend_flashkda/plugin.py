@@ -98,10 +98,11 @@ class FlashKDA(BaseBackend):
             kind = str(x.dtype).removeprefix("torch.")
             if kind != "bfloat16":
                 return False, f"{name} is {kind}, the kernel takes bfloat16: rounding it would change the result"
-        from fla_backend_flashkda.rule import verdict
+        from fla.ops.kda import chunk_kda
+        from fla_backend_flashkda.rule import MEASURED
 
-        text = verdict(q, cu_seqlens)
-        return (True, None) if text is None else (False, Rejection("slower", text))
+        declined = MEASURED.rejection(chunk_kda, v, cu_seqlens)
+        return declined is None, declined
 
     def chunk_kda(
         self,
