@@ -61,3 +61,18 @@ def covers_gated_linear(
     if x.shape[-1] > MAX_WIDTH:
         return _WIDE
     return covers_plain(x, g, norm_weight, norm_bias, linear_weight, linear_bias, residual)
+
+
+def covers_pass(
+    x: Tensor, g: Tensor | None, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, num_groups: int
+) -> Answer:
+    """Verifier of a forward pass by itself."""
+    return covers_plain(x, g, weight, bias, residual) if x.shape[-1] <= MAX_WIDTH * num_groups else _WIDE
+
+
+def covers_pass_back(
+    s: Tensor, dy: Tensor, ds: Tensor | None, g: Tensor | None, weight: Tensor | None, bias: Tensor | None,
+    num_groups: int,
+) -> Answer:  # fmt: skip
+    """Verifier of a backward pass by itself."""
+    return covers_plain(s, dy, ds, g, weight, bias) if s.shape[-1] <= MAX_WIDTH * num_groups else _WIDE

@@ -54,13 +54,13 @@ def _forward_launch(
 
 @functools.lru_cache(maxsize=1024)
 def _backward_launch(
-    W: int, G: int, kind: int, gate: int, dw: bool, db: bool, dres: bool, again: bool, few: bool,
+    W: int, G: int, kind: int, gate: int, dw: bool, db: bool, dres: bool, again: bool, done: bool, few: bool,
     plan: NormPlan | None,
 ) -> tuple[Fixed, NormPlan]:  # fmt: skip
     plan = plan or norm_plan(W, few)
     meta = {
         "W": W, "G": G, "BR": plan.back_rows, "BW": plan.width, "KIND": kind, "GATE": gate, "DW": dw, "DB": db,
-        "DRES": dres, "AGAIN": again, "STAGES": plan.backward.stages,
+        "DRES": dres, "AGAIN": again, "DONE": done, "STAGES": plan.backward.stages,
     }  # fmt: skip
     return _backward.fix(meta, {"num_warps": plan.backward.warps}), plan
 
@@ -100,12 +100,14 @@ def norm_forward(
 def norm_backward(
     call: NormCall, dy: Tensor, ds: Tensor | None, s: Tensor, w: Tensor | None, b: Tensor | None, g: Tensor | None,
     x_dtype: torch.dtype, res_dtype: torch.dtype | None = None, dw_needed: bool = True, db_needed: bool = True,
-    again: bool = False, mean: Tensor | None = None, rstd: Tensor | None = None, plan: NormPlan | None = None,
+    again: bool = False, mean: Tensor | None = None, rstd: Tensor | None = None, normalised: bool = False,
+    plan: NormPlan | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Gradients ``(dx, dresidual, dg, dw, db, y)`` from contiguous tensors.
 
     ``s`` is what was normalised, ``x`` or the residual stream. ``res_dtype``: dtype of a residual whose gradient is
-    wanted. ``y``, the forward's result in ``x_dtype``, comes with ``again`` only.
+    wanted. ``y``, the forward's result in ``x_dtype``, comes with ``again`` only. ``normalised``: ``s`` is what came
+    out of the norm, before weight, bias and gate; needs ``rstd``.
     """
     kind, gate, G, eps, _ = call
     D = s.shape[-1]
@@ -125,7 +127,7 @@ def norm_backward(
         return dx, dres, dg, dw, db, y
     rows = n // D
     launch, plan = _backward_launch(
-        D // G, G, kind, gate, has_dw, has_db, own_res is not None, again, n < FEW, plan
+        D // G, G, kind, gate, has_dw, has_db, own_res is not None, again, normalised, n < FEW, plan
     )  # fmt: skip
     programs = -(-rows // plan.back_rows)
     part = None

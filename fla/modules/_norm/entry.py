@@ -12,8 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fla.modules._norm.autograd import norm, norm_linear
-from fla.modules._norm.engine import L2, LAYER, NO_GATE, RMS, SIGMOID, SWISH, SWISH_FIRST, NormCall
+from fla.modules._norm.autograd import _c, norm, norm_linear
+from fla.modules._norm.engine import (
+    L2,
+    LAYER,
+    NO_GATE,
+    RMS,
+    SIGMOID,
+    SWISH,
+    SWISH_FIRST,
+    NormCall,
+    norm_backward,
+    norm_forward,
+)
+from fla.ops._common.launch import on_device
 
 _GATES = {"swish": SWISH, "silu": SWISH, "sigmoid": SIGMOID}
 
@@ -110,3 +122,32 @@ def layernorm_fn(
 
 def l2norm(x: Tensor, eps: float = 1e-6, output_dtype: torch.dtype | None = None) -> Tensor:
     return norm(x, None, None, None, None, _l2_call(eps, output_dtype))
+
+
+_KINDS = {"layer": LAYER, "rms": RMS, "l2": L2}
+
+
+def norm_pass(
+    x: Tensor, g: Tensor | None, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None,
+    kind: str = "layer", activation: str = "swish", eps: float = 1e-5, num_groups: int = 1,
+    out_dtype: torch.dtype | None = None, stream_dtype: torch.dtype | None = None,
+) -> Any:  # fmt: skip
+    call = NormCall(_KINDS[kind], NO_GATE if g is None else _GATES[activation], num_groups, float(eps), out_dtype)
+    x, g, residual, weight, bias = x.contiguous(), _c(g), _c(residual), _c(weight), _c(bias)
+    with on_device(x):
+        return norm_forward(call, x, weight, bias, residual, g, stream_dtype, True)
+
+
+def norm_pass_back(
+    s: Tensor, dy: Tensor, ds: Tensor | None, g: Tensor | None, weight: Tensor | None, bias: Tensor | None,
+    mean: Tensor | None, rstd: Tensor, kind: str = "layer", activation: str = "swish", num_groups: int = 1,
+    x_dtype: torch.dtype | None = None, res_dtype: torch.dtype | None = None, again: bool = False,
+    normalised: bool = False,
+) -> Any:  # fmt: skip
+    call = NormCall(_KINDS[kind], NO_GATE if g is None else _GATES[activation], num_groups)
+    s, dy, ds, g, weight, bias = s.contiguous(), dy.contiguous(), _c(ds), _c(g), _c(weight), _c(bias)
+    with on_device(s):
+        return norm_backward(
+            call, dy, ds, s, weight, bias, g, x_dtype or s.dtype, res_dtype, again=again, mean=_c(mean),
+            rstd=rstd.contiguous(), normalised=normalised,
+        )  # fmt: skip

@@ -90,11 +90,12 @@ def norm_fwd_kernel(
 def norm_bwd_kernel(
     s, dy, ds, g, w, b, mean, rstd, dx, dres, dg, y, part, rows, programs, eps,
     W: tl.constexpr, G: tl.constexpr, BR: tl.constexpr, BW: tl.constexpr, KIND: tl.constexpr, GATE: tl.constexpr,
-    DW: tl.constexpr, DB: tl.constexpr, DRES: tl.constexpr, AGAIN: tl.constexpr, STAGES: tl.constexpr,
+    DW: tl.constexpr, DB: tl.constexpr, DRES: tl.constexpr, AGAIN: tl.constexpr, DONE: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Each program takes every ``programs``-th tile of one group and leaves one row of partial sums, first of the
     weight's gradient, then of the bias's. Without ``rstd`` the statistics are computed again, which is cheaper than
-    keeping them. ``AGAIN`` writes the forward's result once more."""
+    keeping them. ``AGAIN`` writes the forward's result once more; ``DONE``: ``s`` has been normalised already."""
     pid = tl.program_id(0)
     group = pid % G
     start = pid // G
@@ -125,7 +126,7 @@ def norm_bwd_kernel(
         if rstd is not None:
             stat = (first + r).to(tl.int64) * G + group
             rs = tl.load(rstd + stat, mask=here, other=0.0)
-            if KIND == LAYER:
+            if KIND == LAYER and not DONE:
                 v = v - tl.load(mean + stat, mask=here, other=0.0)[:, None]
         else:
             if KIND == LAYER:
@@ -134,7 +135,8 @@ def norm_bwd_kernel(
             square = tl.sum(v * v, 1)
             rs = tl.rsqrt((square if KIND == L2 else square / W) + eps)
         rs = rs[:, None]
-        v = v * rs
+        if not DONE:
+            v = v * rs
         if AGAIN or (GATE != NO_GATE and GATE != SWISH_FIRST):
             n = v * weight if w is not None else v
             n = n + bias if b is not None else n

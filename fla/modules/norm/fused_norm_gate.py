@@ -13,6 +13,12 @@ from fla.backends import dispatch
 from fla.modules._dtype import upcast
 from fla.modules._facts import ROWS
 from fla.modules._norm.covers import covers_gated, covers_gated_linear
+from fla.modules.norm.functions import (
+    LayerNormGatedFunction,
+    LayerNormGatedLinearFunction,
+    layer_norm_gated_bwd,
+    layer_norm_gated_fwd,
+)
 from fla.modules.norm.layernorm import (
     NormBase,
     NormOutput,
@@ -33,7 +39,11 @@ __all__ = [
     "FusedRMSNormGatedLinear",
     "FusedRMSNormSwishGate",
     "FusedRMSNormSwishGateLinear",
+    "LayerNormGatedFunction",
+    "LayerNormGatedLinearFunction",
     "layer_norm_gated",
+    "layer_norm_gated_bwd",
+    "layer_norm_gated_fwd",
     "layer_norm_swish_gate_linear",
     "rms_norm_gated",
     "rms_norm_swish_gate_linear",

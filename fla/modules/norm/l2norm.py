@@ -10,8 +10,9 @@ from fla.backends import dispatch
 from fla.modules._dtype import upcast
 from fla.modules._facts import ROWS
 from fla.modules._norm.covers import covers_l2norm
+from fla.modules.norm.functions import L2NormFunction, l2norm_bwd, l2norm_fwd
 
-__all__ = ["L2Norm", "l2_norm", "l2norm"]
+__all__ = ["L2Norm", "L2NormFunction", "l2_norm", "l2norm", "l2norm_bwd", "l2norm_fwd"]
 
 
 @dispatch("modules", facts=ROWS, triton="fla.modules._norm.entry:l2norm", triton_verifier=covers_l2norm)

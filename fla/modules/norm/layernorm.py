@@ -19,6 +19,7 @@ from fla.backends import dispatch
 from fla.modules._dtype import accumulation_dtype, autocast_dtype, parameter_dtype, upcast
 from fla.modules._facts import ROWS
 from fla.modules._norm.covers import covers_groups, covers_linear, covers_norm
+from fla.modules.norm.functions import LayerNormFunction, LayerNormLinearFunction, layer_norm_bwd, layer_norm_fwd
 from fla.ops._common.checks import ArgumentError
 
 __all__ = [
@@ -26,13 +27,17 @@ __all__ = [
     "GroupNormLinear",
     "GroupNormRef",
     "LayerNorm",
+    "LayerNormFunction",
     "LayerNormLinear",
+    "LayerNormLinearFunction",
     "RMSNorm",
     "RMSNormLinear",
     "group_norm",
     "group_norm_linear",
     "group_norm_ref",
     "layer_norm",
+    "layer_norm_bwd",
+    "layer_norm_fwd",
     "layer_norm_linear",
     "layer_norm_ref",
     "rms_norm",
@@ -347,7 +352,7 @@ class GroupNorm(LayerNorm):
 class _LinearForward(LayerNorm):
     """``forward`` of the norms that are followed by a linear layer whose parameters the caller passes."""
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         x: Tensor,
         weight: Tensor,

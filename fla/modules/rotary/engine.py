@@ -76,8 +76,11 @@ def rotate(
         x2 = _readable(x2)
         y2 = torch.empty_like(x2, memory_format=torch.contiguous_format)
     if x.numel() == 0 or R == 0:
-        y = x if inplace else y.copy_(x)
-        return y, y2 if y2 is None or x2 is None else y2.copy_(x2)
+        if not inplace:
+            y.copy_(x)
+        if y2 is not None and x2 is not None:
+            y2.copy_(x2)
+        return x if inplace else y, y2
     tokens = B * T
     N, cu, tensor, offset = B, None, None, offsets
     if cu_seqlens is not None:
