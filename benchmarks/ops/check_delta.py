@@ -8,9 +8,7 @@ Given the beginnings of names, only such cases are checked and only such calls a
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -22,6 +20,7 @@ sys.path[:0] = [
     os.path.join(os.path.dirname(os.path.abspath(__file__)), "../.."),
 ]
 
+import side_by_side
 from delta_emulation import emulate
 from delta_reference import make_inputs, ratio, with_gradients
 
@@ -175,44 +174,18 @@ def check(name: str, dev: str = "cuda") -> dict:
     return out
 
 
-def worker(names: list[str]) -> None:
-    for n in names:
-        try:
-            r = check(n)
-        except BaseException as e:
-            r = {"fail": repr(e)[-300:]}
-        print("@" + json.dumps([n, r]), flush=True)
-        # At once, whatever becomes of the other cases.
-        print(line(n, r), file=sys.stderr, flush=True)
-
-
 def line(name: str, r: dict) -> str:
     errors = " ".join(f"{k[:6]}:{v:.1e}" for k, v in r.get("err", {}).items())
     flags = " ".join(f"{k.upper()} {r[k]}" for k in ("fail", "wrong", "unsteady") if k in r)
     return f"{name:17s} {r.get('cold', 0):5.1f}s {errors} {flags}"
 
 
-def check_all(names: list[str], procs: int = 14) -> bool:
-    jobs = [
-        subprocess.Popen([sys.executable, __file__, "worker", *names[i::procs]], stdout=subprocess.PIPE, text=True)
-        for i in range(min(procs, len(names)))
-    ]  # fmt: skip
-    done: dict = {}
-    for j in jobs:
-        out, _ = j.communicate()
-        for text in out.splitlines():
-            if text.startswith("@"):
-                n, r = json.loads(text[1:])
-                done[n] = r
-        if j.returncode:
-            print("worker", j.returncode)
+def check_all(names: list[str]) -> bool:
     green = True
-    for n in names:
-        r = done.get(n, {"fail": "no answer"})
+    for name, r in side_by_side.run(__file__, names):
         good = not any(k in r for k in ("fail", "wrong", "unsteady"))
         green = green and good
-        if not good:
-            print("BAD", line(n, r), flush=True)
+        print("" if good else "BAD", line(name, r), flush=True)
     return green
 
 
@@ -433,7 +406,7 @@ def check_graph() -> None:
 def main() -> None:
     what = sys.argv[1:] or ["check", "decode", "time"]
     if what[0] == "worker":
-        return worker(what[1:])
+        return side_by_side.answer(check, what[1])
     import triton
 
     print(torch.cuda.get_device_name(0), torch.__version__, triton.__version__)

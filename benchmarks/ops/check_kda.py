@@ -8,7 +8,6 @@ of 11 calls with the L2 flushed between them.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from torch import Tensor
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(HERE, "../..")]
 
+import side_by_side  # noqa: E402
 from vector_reference import Inputs, make_inputs, ratio, with_gradients  # noqa: E402
 
 from fla.ops._delta.vector_entry import chunk_gdn2, chunk_kda  # noqa: E402
@@ -134,6 +134,7 @@ def call(y: Inputs, final: bool = True, **s: Any) -> tuple[Tensor, Tensor | None
 
 def check(name: str, device: str = "cuda") -> dict[str, Any]:
     """Errors of one case ("err"), those over the limit ("wrong"), and whether three runs agree bit for bit."""
+    start = time.time()
     inputs, settings = CASES[name]
     x = make_inputs(**{"K": 128, "dtype": BF, **inputs}, device=device)
     dtype, scale_do = x["q"].dtype, settings.get("scale_do", 1.0)
@@ -157,7 +158,7 @@ def check(name: str, device: str = "cuda") -> dict[str, Any]:
     forward, backward = (1e-4, 1e-4) if dtype == F32 else (5e-3, 1e-2)
     wrong = {n: e for n, e in err.items() if not e < (forward if n in ("o", "ht", "inference") else backward)}
     same = all(torch.equal(r[n], runs[0][n]) for r in runs for n in ref)
-    return {"err": err, "wrong": wrong, "same": same}
+    return {"err": err, "wrong": wrong, "same": same, "seconds": time.time() - start}
 
 
 def median(fn: Callable[[], Any], flush: Tensor, times: int = 11) -> float:
@@ -210,36 +211,16 @@ def main() -> None:
         given = sys.argv[2:] or [""]
         begin = tuple(g for g in given if g not in CASES)
         names = [c for c in CASES if c in given or c.startswith(begin)]
-        if len(names) == 1:
-            t0 = time.time()
-            r = check(names[0])
-            good = not r["wrong"] and r["same"]
-            errors = " ".join(f"{n}={e:.1e}" for n, e in r["err"].items())
-            print(
-                "ok " if good else "BAD",
-                f"{names[0]:24s}",
-                errors,
-                "" if r["same"] else "UNSTEADY",
-                f"{time.time() - t0:.0f}s",
-            )
-            sys.exit(not good)
-        # One process a case: a fault of one leaves the others alone, and compilation runs side by side.
-        jobs, running = list(names), []
-        while jobs or running:
-            while jobs and len(running) < (os.cpu_count() or 2) - 1:
-                n = jobs.pop(0)
-                command = [sys.executable, __file__, "check", n]
-                running.append(
-                    (n, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-                )
-            for item in [p for p in running if p[1].poll() is not None]:
-                running.remove(item)
-                lines = (item[1].stdout.read() if item[1].stdout else "").strip().splitlines()
-                print(
-                    lines[-1] if lines and lines[-1][:3] in ("ok ", "BAD") else f"DIED {item[0]}: {lines[-1:]}",
-                    flush=True,
-                )
-            time.sleep(0.05)
+        green = True
+        for name, r in side_by_side.run(__file__, names):
+            good = "fail" not in r and not r["wrong"] and r["same"]
+            green = green and good
+            errors = r["fail"] if "fail" in r else " ".join(f"{n}={e:.1e}" for n, e in r["err"].items())
+            steady = "" if r.get("same", True) else "UNSTEADY"
+            print("ok " if good else "BAD", f"{name:24s}", errors, steady, f"{r.get('seconds', 0):.0f}s", flush=True)
+        sys.exit(not green)
+    elif sys.argv[1] == "worker":
+        side_by_side.answer(check, sys.argv[2])
     else:
         print(torch.cuda.get_device_name(), "torch", torch.__version__)
         for n in sys.argv[2:] or SHAPES:
