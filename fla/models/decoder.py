@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from fla.models import attnres
 from fla.models._compat import (
     CACHE_FIELD,
     BaseModelOutputWithPast,
@@ -80,6 +81,9 @@ class Block(GradientCheckpointingLayer):
         self.attn: Any = make_mixer(self.family, config, layer_idx)
         self.add_module(f"{self.feed_forward}_norm", self.make_norm(config))
         self.add_module(self.feed_forward, self.make_feed_forward())
+        if getattr(config, "attnres_block_size", None) is not None:
+            attnres.add_mixture(self, "attn_", config)
+            attnres.add_mixture(self, f"{self.feed_forward}_", config)
 
     def make_feed_forward(self) -> nn.Module:
         """What follows the token mixer."""
@@ -99,11 +103,17 @@ class Block(GradientCheckpointingLayer):
         past_key_values: Any = None,
         use_cache: bool | None = False,
         output_attentions: bool | None = False,
+        residual_sums: list[Tensor] | None = None,
         **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None, Any]:
-        """``[B, T, D]`` to ``(hidden_states, attention weights or None, past_key_values)``."""
+    ) -> tuple[Any, ...]:
+        """``[B, T, D]`` to ``(hidden_states, attention weights or None, past_key_values)``.
+
+        With ``residual_sums`` it attends over residuals and returns those sums too, see :mod:`fla.models.attnres`.
+        """
         residual = hidden_states
         kwargs |= {"attention_mask": attention_mask, "past_key_values": past_key_values, "use_cache": use_cache}
+        if residual_sums is not None:
+            return attnres.block_forward(self, hidden_states, residual_sums, output_attentions, **kwargs)
         hidden_states, weights, past_key_values = self.attn(
             hidden_states=self.attn_norm(hidden_states), output_attentions=output_attentions, **kwargs
         )
@@ -131,7 +141,8 @@ class FLAPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module, prenorm_residual_strategy: str | None = None) -> None:
         # Only through torch.nn.init, which transformers guards so that loaded parameters keep their values.
         if isinstance(module, (nn.Linear, nn.Conv1d)):
-            nn.init.normal_(module.weight, mean=0.0, std=self.config.initializer_range)
+            std = 0.0 if hasattr(module, "_is_attnres_proj") else self.config.initializer_range
+            nn.init.normal_(module.weight, mean=0.0, std=std)
             if (additions := getattr(module, "residual_additions", None)) is not None:
                 rescale_residual(module, additions)
             if module.bias is not None:
@@ -173,17 +184,20 @@ class DecoderModel(FLAPreTrainedModel):
     make_norm = staticmethod(make_norm)
 
     def __init__(self, config: Any) -> None:
-        if getattr(config, "attnres_block_size", None) is not None:
-            raise NotImplementedError(
-                "`attnres_block_size` (attention over residuals) is not implemented in this version; set it to None."
-            )
         super().__init__(config)
         self.padding_idx = config.pad_token_id
         self.vocab_size = config.vocab_size
         self.embeddings: Any = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
         block = self.family.get(f"{self.family.stem}Block")
+        self.attends_residuals = getattr(config, "attnres_block_size", None) is not None
+        if self.attends_residuals and not ("attnres_block_size" in self.family.fields and issubclass(block, Block)):
+            raise NotImplementedError(
+                f"`attnres_block_size` is not implemented for {self.family.stem}; set it to None."
+            )
         self.layers = nn.ModuleList(block(config, i) for i in range(config.num_hidden_layers))
         setattr(self, self.family.final_norm, self.make_norm(config))
+        if self.attends_residuals:
+            attnres.add_mixture(self, "", config)
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -233,15 +247,19 @@ class DecoderModel(FLAPreTrainedModel):
         if self.gradient_checkpointing and training and torch.is_grad_enabled():
             # A block that runs twice would update the cache twice.
             use_cache, past_key_values = False, None
+            if self.attends_residuals:
+                attnres.check_checkpointing(self.layers[0])
         if use_cache or past_key_values is not None:
             past_key_values = own_cache(past_key_values)
         hidden_states: Any = inputs_embeds
         kept: tuple[Tensor, ...] | None = () if output_hidden_states else None
+        if self.attends_residuals:
+            kwargs["residual_sums"] = []
         for layer in self.layers:
             if kept is not None:
                 kept += (hidden_states,)
             # Positionally: reentrant checkpointing finds the inputs that need gradients only there.
-            hidden_states, _, past_key_values = layer(
+            hidden_states, _, past_key_values, *sums = layer(
                 hidden_states,
                 attention_mask=attention_mask,
                 past_key_values=past_key_values,
@@ -249,7 +267,13 @@ class DecoderModel(FLAPreTrainedModel):
                 output_attentions=False,
                 **kwargs,
             )
-        hidden_states = getattr(self, self.family.final_norm)(hidden_states).to(inputs_embeds.dtype)
+            if self.attends_residuals:
+                kwargs["residual_sums"] = sums[0]
+        norm = getattr(self, self.family.final_norm)
+        if self.attends_residuals:
+            hidden_states = attnres.mix(self, "", norm, [*kwargs["residual_sums"], hidden_states])
+        else:
+            hidden_states = norm(hidden_states).to(inputs_embeds.dtype)
         if kept is not None:
             kept += (hidden_states,)
         cache = past_key_values if use_cache else None

@@ -384,13 +384,5 @@ def test_embeddings_and_head_can_be_replaced():
     assert model.lm_head is head
 
 
-# What is not there yet
-
-
-def test_what_is_not_there_yet_says_so():
-    with pytest.raises(NotImplementedError, match="attnres_block_size"):
-        make(attnres_block_size=2)
-
-
 def test_classes_of_the_losses_are_public():
     assert FusedCrossEntropyLoss().reduction == "mean"
