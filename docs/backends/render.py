@@ -44,6 +44,14 @@ _KDA = {
     "dt_bias": meta(256, dtype=torch.float32),
 }
 
+_READY = {"use_gate_in_kernel": False, "lower_bound": None, "A_log": None, "dt_bias": None, "safe_gate": True}
+_IN_KERNEL = {"use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True}
+_GDN = {
+    **{name: meta(1, 64, 2, 128) for name in "qkv"},
+    "g": meta(1, 64, 2, dtype=torch.float32),
+    "beta": meta(1, 64, 2),
+}
+
 PAGES = (
     Page(
         "flashkda",
@@ -70,6 +78,50 @@ PAGES = (
             ("`lower_bound=None`", {"lower_bound": None}),
             ("`lower_bound=-8.0`", {"lower_bound": -8.0}),
             ("`allow_neg_eigval=True`", {"allow_neg_eigval": True}),
+            ("`return_intermediate_states=True`", {"return_intermediate_states": True}),
+            ("`use_graph=True`", {"use_graph": True}),
+            ("`cp_context` given", {"cp_context": object()}),
+        ),
+    ),
+    Page(
+        "tilelang",
+        "plugins/fla-backend-tilelang/src",
+        "fla_backend_tilelang.plugin:GatedDeltaRule",
+        "fla.ops.gated_delta_rule:chunk_gated_delta_rule",
+        _GDN,
+        (
+            ("nothing in the kernel", {}),
+            ("`use_qk_l2norm_in_kernel=True`", {"use_qk_l2norm_in_kernel": True}),
+            ("gate and sigmoid in the kernel", {**_IN_KERNEL, "A_log": meta(2, dtype=torch.float32)}),
+            ("`cu_seqlens` given", {"cu_seqlens": meta(3, dtype=torch.int32)}),
+            ("`initial_state` given", {"initial_state": meta(1, 2, 128, 128)}),
+            ("`state_v_first=True`", {"state_v_first": True}),
+            ("an input requires a gradient", {"beta": meta(1, 64, 2, requires_grad=True)}),
+            ("float16", {n: meta(1, 64, 2, 128, dtype=torch.float16) for n in "qkv"} | {"beta": _GDN["g"]}),
+            ("float32", {n: meta(1, 64, 2, 128, dtype=torch.float32) for n in "qkv"}),
+            ("K = V = 64", {n: meta(1, 64, 2, 64) for n in "qkv"}),
+            ("K = V = 256", {n: meta(1, 64, 2, 256) for n in "qkv"}),
+            ("twice as many value heads", {"v": meta(1, 64, 4, 128), "g": meta(1, 64, 4), "beta": meta(1, 64, 4)}),
+            ("`cp_context` given", {"cp_context": object()}),
+        ),
+    ),
+    Page(
+        "tilelang-kda",
+        "plugins/fla-backend-tilelang/src",
+        "fla_backend_tilelang.plugin:KDA",
+        "fla.ops.kda:chunk_kda",
+        _KDA,
+        (
+            ("all in the kernel, `lower_bound=-5.0`", {}),
+            ("`lower_bound=None`", {"lower_bound": None}),
+            ("`lower_bound=-8.0`", {"lower_bound": -8.0}),
+            ("log decays, `safe_gate=True`", _READY),
+            ("log decays, `safe_gate=False`", {**_READY, "safe_gate": False}),
+            ("`cu_seqlens` given", {"cu_seqlens": meta(3, dtype=torch.int32)}),
+            ("`initial_state` given", {"initial_state": meta(1, 2, 128, 128)}),
+            ("an input requires a gradient", {"A_log": meta(2, dtype=torch.float32, requires_grad=True)}),
+            ("K = V = 64", {n: meta(1, 64, 2, 64) for n in "qkvg"} | {"dt_bias": None}),
+            ("float32 `g` and `beta`", {"g": meta(1, 64, 2, 128, dtype=torch.float32), "beta": _GDN["g"]}),
             ("`return_intermediate_states=True`", {"return_intermediate_states": True}),
             ("`use_graph=True`", {"use_graph": True}),
             ("`cp_context` given", {"cp_context": object()}),

@@ -21,9 +21,10 @@ def _architecture(q: Any) -> str | None:
     """The programs use Hopper's own instructions, which its successors dropped."""
     import torch
 
-    if q.device.type != "cuda":
+    # A meta tensor (explain) stands for one on this machine's accelerator.
+    if not torch.cuda.is_available() or q.device.type not in ("cuda", "meta"):
         return None
-    found = torch.cuda.get_device_capability(q.device)
+    found = torch.cuda.get_device_capability(q.device if q.device.type == "cuda" else None)
     return None if found == ARCHITECTURE else f"compute capability is {found[0]}.{found[1]}, supported: 9.0 alone"
 
 
