@@ -17,6 +17,7 @@ class VectorPlan:
         chunk: tokens a chunk.
         kp, vp: padded head dimensions.
         kb: channels that `vector_prep` holds at a time.
+        per: chunks of a program of `vector_prep` at most, where there are enough; it prefetches the next one.
         bv, bv_save: V blocks of the scans with an output, and of those that only write states or summaries.
         gkb, vb: channels of a program of the gradient kernel, and its V block.
         tma: tiles go through descriptors.
@@ -29,6 +30,7 @@ class VectorPlan:
     kp: int
     vp: int
     kb: int
+    per: int
     bv: int
     bv_save: int
     gkb: int
@@ -45,7 +47,9 @@ class VectorPlan:
     grad: Launch
 
 
-def vector_plan(chip: Chip, dtype: str, K: int, V: int, *, heads: int, aligned: bool = True) -> VectorPlan:
+def vector_plan(
+    chip: Chip, dtype: str, K: int, V: int, *, heads: int, aligned: bool = True
+) -> VectorPlan:
     """The plan of a call: ``dtype`` of q, k, v, head dims, sequences times heads, whether descriptors can be used.
 
     Of ``heads`` only whether they fill the chip matters.
@@ -54,7 +58,9 @@ def vector_plan(chip: Chip, dtype: str, K: int, V: int, *, heads: int, aligned: 
 
 
 @functools.lru_cache(maxsize=512)
-def _plan(chip: Chip, dtype: str, K: int, V: int, few: bool, aligned: bool) -> VectorPlan:
+def _plan(
+    chip: Chip, dtype: str, K: int, V: int, few: bool, aligned: bool
+) -> VectorPlan:
     half = dtype != "float32"
     interpreter = chip.vendor == "interpreter"
     kp, vp = pow2(K), pow2(V)
@@ -69,23 +75,30 @@ def _plan(chip: Chip, dtype: str, K: int, V: int, few: bool, aligned: bool) -> V
         score = gscore = "fp32"
         prec = gprec = "ieee" if interpreter else chip.exact
     if half:
-        bv = min(vp, 128 if hopper and kp <= 128 and not few else 64 if kp <= 256 else 16)
+        bv = min(
+            vp, 128 if hopper and kp <= 128 and not few else 64 if kp <= 256 else 16
+        )
         bv_save = min(vp, 64 if kp <= 256 else 16)
     else:
-        # wider blocks spill hundreds of bytes: each product of fp32 operands is three
-        bv = 16
+        # Wider blocks spill: each product of fp32 operands is three. The interpreter has no registers.
+        bv = min(vp, 64 if interpreter else 16)
         bv_save = min(vp, 32 if kp <= 128 else 16)
     chunk = 64 if half else 32
-    scan = Launch(8 if bv >= 128 or kp > 128 else 4, _stages(chip, chunk, kp, bv, half, True, 3))
-    save = Launch(8 if kp > 128 else 4, _stages(chip, chunk, kp, bv_save, half, False, 3))
+    scan = Launch(
+        8 if bv >= 128 or kp > 128 else 4, _stages(chip, chunk, kp, bv, half, True, 3)
+    )
+    save = Launch(
+        8 if kp > 128 else 4, _stages(chip, chunk, kp, bv_save, half, False, 3)
+    )
     return VectorPlan(
         chunk=chunk,
         kp=kp,
         vp=vp,
-        kb=min(kp, 128 if half else 32),
+        kb=min(kp, 64 if half or interpreter else 32),
+        per=8 if tma else 1,
         bv=bv,
         bv_save=bv_save,
-        gkb=min(kp, 64 if half else 16),
+        gkb=min(kp, 64 if half or interpreter else 16),
         vb=min(vp, 128 if half else 32),
         tma=tma,
         fast=1,
@@ -93,17 +106,21 @@ def _plan(chip: Chip, dtype: str, K: int, V: int, few: bool, aligned: bool) -> V
         gscore=gscore,
         prec=prec,
         gprec=gprec,
-        prep=Launch(4),
+        prep=Launch(4, 2 if tma else 1, 168 if half and hopper else None),
         scan=scan,
         save=save,
         grad=Launch(4),
     )
 
 
-def _stages(chip: Chip, chunk: int, kp: int, bv: int, half: bool, output: bool, most: int) -> int:
+def _stages(
+    chip: Chip, chunk: int, kp: int, bv: int, half: bool, output: bool, most: int
+) -> int:
     """How many steps of a scan fit in shared memory beside the tile that is stored."""
     size = 2 if half else 4
-    step = size * (chunk * (kp * (2 if output else 1) + bv) + (chunk * chunk if output else 0))
+    step = size * (
+        chunk * (kp * (2 if output else 1) + bv) + (chunk * chunk if output else 0)
+    )
     rest = size * bv * (chunk + kp)
     return max(1, min(most, (chip.smem - rest - 1024) // step))
 

@@ -30,7 +30,14 @@ from fla.ops._common.vector_math import (
     split_gates,
     store_tile,
 )
-from fla.ops._linear.kernels.vector_prep import SHIFT, SPAN, UNSHIFT, gate_bits, gate_operand, one_matrix
+from fla.ops._linear.kernels.vector_prep import (
+    SHIFT,
+    SPAN,
+    UNSHIFT,
+    gate_bits,
+    gate_operand,
+    one_matrix,
+)
 
 
 @triton.jit
@@ -49,7 +56,9 @@ def put(
 ):  # fmt: skip
     """Store `[channels, tokens]` as rows of a `[rows, H, K]` tensor."""
     COLS: tl.constexpr = ((K & (K - 1)) != 0) or (K < KB)
-    store_tile(p, tl.trans(x.to(OT)), row, n, h * K + c0, K - c0, H * K, C, KB, TMA, ROWS, COLS)
+    store_tile(
+        p, tl.trans(x.to(OT)), row, n, h * K + c0, K - c0, H * K, C, KB, TMA, ROWS, COLS
+    )
 
 
 @triton.jit
@@ -61,37 +70,37 @@ def mild_pairs(
 ):  # fmt: skip
     tri = one_matrix(ones, 0, C)
     G = gate_sum(gh, gr, tl.trans(tri), SD, PREC, RAW)
-    E = ex2(G + SHIFT)
+    E = ex2(G + SHIFT) * scale
     if BONUS:
         G += gl
     Ei = ex2((G + SHIFT) * -1.0)
     Ab = narrow(dA, SD)
     kc = narrow(kn * Ei, SD)
-    xq = product(QS, St, dot, PREC, ONE) * (E * UNSHIFT)
-    if FULL:
-        # what passes over a token: one sum for all that ends or begins at the tokens up to it
-        over = qn * xq
-        qr = narrow(qn * E, SD)
     p = tl.dot(kc, tl.trans(Ab), input_precision=PREC)
-    xq += E * p
+    p += product(QS, St, dot, PREC, ONE) * UNSHIFT
+    xq = E * p
     if BONUS:
-        xq += own_q
-    put(dq, xq * scale, row, n, h, H, c0, K, KB, C, QT, TMA, ROWS)
+        xq += own_q * scale
+    put(dq, xq, row, n, h, H, c0, K, KB, C, QT, TMA, ROWS)
     if FULL:
-        over += qr.to(tl.float32) * p
+        # With the sum of all that is written, what is written before a token is what is not written from it on: one
+        # sum over tokens serves everything that ends or begins there.
+        qr = narrow(qn * E, SD)
+        over = qr.to(tl.float32) * p
         p = tl.dot(qr, Ab, input_precision=PREC)
-        y = kc.to(tl.float32) * p
+        y = product(VX, Xt, vt, PREC, ONE) * ex2(total + SHIFT)[:, None]
+        kf = kc.to(tl.float32)
+        ss += tl.sum(kf * y, 1)
+        p += y
+        y = kf * p
         over -= y
-        xk = Ei * p
+        p = Ei * p
         if BONUS:
-            xk += own_k
-        Ei = product(VX, Xt, vt, PREC, ONE) * (Ei * ex2(total + SHIFT)[:, None])
-        put(dk, xk + Ei, row, n, h, H, c0, K, KB, C, KT, TMA, ROWS)
+            p += own_k
+        put(dk, p, row, n, h, H, c0, K, KB, C, KT, TMA, ROWS)
         xg = grad_sum(over, tri, SD, PREC, True) + ss[:, None]
         if BONUS:
             xg -= y
-        Ei = product(VX, Xt, vt, PREC, ONE) * ex2(total + SHIFT)[:, None] * kc.to(tl.float32)
-        xg += grad_sum(Ei, one_matrix(ones, 1, C), SD, PREC, False)
         put(dg, xg, row, n, h, H, c0, K, KB, C, GT, GTMA, ROWS)
 
 
@@ -102,14 +111,19 @@ def tree_pairs(
     BONUS: tl.constexpr, SD: tl.constexpr, PREC: tl.constexpr, RAW: tl.constexpr, QT: tl.constexpr, KT: tl.constexpr,
     GT: tl.constexpr, TMA: tl.constexpr, GTMA: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
+    qn = qn * scale
     tri = one_matrix(ones, 0, C)
-    xq = ex2(gate_sum(gh, gr, tl.trans(tri), SD, PREC, RAW)) * product(QS, St, dot, PREC, ONE)
+    xq = ex2(gate_sum(gh, gr, tl.trans(tri), SD, PREC, RAW)) * product(
+        QS, St, dot, PREC, ONE
+    )
     xk = xq
     xg = xq
     if FULL:
         xg = grad_sum(qn * xq, tri, SD, PREC, False) + ss[:, None]
         tru = one_matrix(ones, 1, C)
-        xk = ex2(gate_sum(gh, gr, tl.trans(tru), SD, PREC, RAW)) * product(VX, Xt, vt, PREC, ONE)
+        xk = ex2(gate_sum(gh, gr, tl.trans(tru), SD, PREC, RAW)) * product(
+            VX, Xt, vt, PREC, ONE
+        )
         xg += grad_sum(kn * xk, tru, SD, PREC, False)
     if BONUS:
         xq += own_q
@@ -162,7 +176,11 @@ def vector_grad(
     row, n = chunk_at(table, it, T, NT, C, VARLEN)
     if n <= 0:
         if FULL and BONUS:
-            tl.store(du + (it.to(tl.int64) * H + h) * K + ck, tl.zeros((KB,), tl.float32), mask=ck < K)
+            tl.store(
+                du + (it.to(tl.int64) * H + h) * K + ck,
+                tl.zeros((KB,), tl.float32),
+                mask=ck < K,
+            )
         return
     NVB: tl.constexpr = VP // VB
     ONE: tl.constexpr = NVB == 1
@@ -183,11 +201,19 @@ def vector_grad(
         VX = QS
     ss = tl.zeros((KB,), tl.float32)
     for b in tl.static_range(NVB):
-        dot = load_tile(do, row, n, h * V + b * VB, V - b * VB, H * V, C, VB, False, ROWS, VC)
-        vt = load_tile(v, row, n, h * V + b * VB, V - b * VB, H * V, C, VB, False, ROWS, VC)
-        St = load_tile(states, w * VP + b * VB, VB, c0, KP, KP, VB, KB, False, False, False)
+        dot = load_tile(
+            do, row, n, h * V + b * VB, V - b * VB, H * V, C, VB, False, ROWS, VC
+        )
+        vt = load_tile(
+            v, row, n, h * V + b * VB, V - b * VB, H * V, C, VB, False, ROWS, VC
+        )
+        St = load_tile(
+            states, w * VP + b * VB, VB, c0, KP, KP, VB, KB, False, False, False
+        )
         if FULL:
-            Xt = load_tile(exits, w * VP + b * VB, VB, c0, KP, KP, VB, KB, False, False, False)
+            Xt = load_tile(
+                exits, w * VP + b * VB, VB, c0, KP, KP, VB, KB, False, False, False
+            )
             ss += tl.sum(St.to(tl.float32) * Xt.to(tl.float32), 0)
         else:
             Xt = St
@@ -207,7 +233,7 @@ def vector_grad(
     kn = tl.trans(kt).to(tl.float32)
     qn = kn
     if FULL:
-        qn = tl.trans(qt).to(tl.float32) * scale
+        qn = tl.trans(qt).to(tl.float32)
         ss = ss * tl.load(decay + w.to(tl.int64) * KP + ck)
     own_q = kn
     own_k = kn
@@ -215,9 +241,11 @@ def vector_grad(
         ut = tl.load(u + h * K + ck, mask=ck < K, other=0.0).to(tl.float32)[:, None]
         own_q = diag * ut * kn
         if FULL:
-            y = diag * qn
+            y = diag * qn * scale
             own_k = y * ut
-            tl.store(du + (it.to(tl.int64) * H + h) * K + ck, tl.sum(y * kn, 1), mask=ck < K)
+            tl.store(
+                du + (it.to(tl.int64) * H + h) * K + ck, tl.sum(y * kn, 1), mask=ck < K
+            )
     total = tl.sum(gl, 1)
     mild = FAST == 2
     if FAST == 1:

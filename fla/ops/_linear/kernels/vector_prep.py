@@ -19,7 +19,14 @@ import triton
 import triton.language as tl
 
 from fla.ops._common.kernels import LOG2E, chunk_at
-from fla.ops._common.vector_math import ex2, level_pairs, load_tile, narrow, store_tile, token_sum
+from fla.ops._common.vector_math import (
+    ex2,
+    level_pairs,
+    load_tile,
+    narrow,
+    store_tile,
+    token_sum,
+)
 
 # Half the span: the factors of mild gates lie in 2^-64 .. 2^64.
 SHIFT = tl.constexpr(64.0)
@@ -71,11 +78,26 @@ def mild_scores(
     else:
         Ei = ex2((G + SHIFT) * -1.0)
     kc = kn * Ei
-    store_tile(tiles, narrow(kc * ex2(total + SHIFT)[None, :], DT), t0 + C, C, c0, KP, KP, C, KB, TMA, False, False)
+    store_tile(
+        tiles,
+        narrow(kc * ex2(total + SHIFT)[None, :], DT),
+        t0 + C,
+        C,
+        c0,
+        KP,
+        KP,
+        C,
+        KB,
+        TMA,
+        False,
+        False,
+    )
     if READ:
         qr = qn * ex2(G + SHIFT)
         P = tl.dot(narrow(qr, SD), tl.trans(narrow(kc, SD)), P, input_precision=PREC)
-        store_tile(tiles, narrow(qr * UNSHIFT, DT), t0, C, c0, KP, KP, C, KB, TMA, False, False)
+        store_tile(
+            tiles, narrow(qr * UNSHIFT, DT), t0, C, c0, KP, KP, C, KB, TMA, False, False
+        )
     return P
 
 
@@ -95,19 +117,61 @@ def tree_scores(
             P += tl.where(r[:, None] == r[None, :], tl.sum(qn * kn, 1)[:, None], 0.0)
         for lv in tl.range(0, LEVELS):
             f = ex2(token_sum(one_matrix(ones, 2 + lv, C), gs, GPREC))
-            s = tl.dot(narrow(qn * f, SD), tl.trans(narrow(kn * f, SD)), input_precision=PREC)
+            s = tl.dot(
+                narrow(qn * f, SD), tl.trans(narrow(kn * f, SD)), input_precision=PREC
+            )
             P += tl.where(level_pairs((C // 2) >> lv, C), s, 0.0)
     return P
 
 
-@triton.jit(do_not_specialize=["T", "NT", "H"])
-def vector_prep(
-    decay, q, k, g, u, table, ones, tiles, mats, T, NT, H, scale, C: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
-    KB: tl.constexpr, LEVELS: tl.constexpr, READ: tl.constexpr, BONUS: tl.constexpr, FAST: tl.constexpr,
-    DT: tl.constexpr, SD: tl.constexpr, PREC: tl.constexpr, GPREC: tl.constexpr, VARLEN: tl.constexpr,
+@triton.jit
+def block_scores(
+    P, own, decay, q, k, g, u, tiles, ones, row, n, h, H, w, scale, c0, C: tl.constexpr, K: tl.constexpr,
+    KP: tl.constexpr, KB: tl.constexpr, LEVELS: tl.constexpr, READ: tl.constexpr, BONUS: tl.constexpr,
+    FAST: tl.constexpr, DT: tl.constexpr, SD: tl.constexpr, PREC: tl.constexpr, GPREC: tl.constexpr,
     ROWS: tl.constexpr, TMA: tl.constexpr, GTMA: tl.constexpr,
 ):  # fmt: skip
-    """One program per (chunk, head). Writes, for tile ``w = chunk * H + h``:
+    """Tiles of KB channels of one chunk; adds their share to the scores ``P`` and the bonus ``own``."""
+    COLS: tl.constexpr = K != KP
+    cc = c0 + tl.arange(0, KB)
+    t0 = w * (2 * C)
+    x = load_tile(g, row, n, h * K + c0, K - c0, H * K, C, KB, GTMA, ROWS, COLS)
+    kt = load_tile(k, row, n, h * K + c0, K - c0, H * K, C, KB, TMA, ROWS, COLS)
+    if READ:
+        qt = load_tile(q, row, n, h * K + c0, K - c0, H * K, C, KB, TMA, ROWS, COLS)
+    gs = gate_operand(x, GPREC)
+    gl = gate_bits(gs, GPREC)
+    total = tl.sum(gl, 0)
+    tl.store(decay + w.to(tl.int64) * KP + cc, ex2(total))
+    kn = kt.to(tl.float32)
+    qn = kn
+    if READ:
+        qn = qt.to(tl.float32) * scale
+    if BONUS:
+        ut = tl.load(u + h * K + cc, mask=cc < K, other=0.0).to(tl.float32)
+        own += tl.sum(qn * kn * ut[None, :], 1)
+    mild = FAST == 2
+    if FAST == 1:
+        mild = tl.max(tl.sum(tl.abs(gl), 0), 0) < SPAN
+    if mild:
+        P = mild_scores(
+            P, qn, kn, gs, gl, total, tiles, ones, t0, c0, C, KP, KB, READ, BONUS, DT, SD, PREC, GPREC, TMA
+        )  # fmt: skip
+    else:
+        P = tree_scores(
+            P, qn, kn, gs, tiles, ones, t0, c0, C, KP, KB, LEVELS, READ, BONUS, DT, SD, PREC, GPREC, TMA
+        )  # fmt: skip
+    return P, own
+
+
+@triton.jit(do_not_specialize=["T", "NT", "H", "chunks", "per"])
+def vector_prep(
+    decay, q, k, g, u, table, ones, tiles, mats, T, NT, H, chunks, per, scale, C: tl.constexpr, K: tl.constexpr,
+    KP: tl.constexpr, KB: tl.constexpr, LEVELS: tl.constexpr, READ: tl.constexpr, BONUS: tl.constexpr,
+    FAST: tl.constexpr, DT: tl.constexpr, SD: tl.constexpr, PREC: tl.constexpr, GPREC: tl.constexpr,
+    VARLEN: tl.constexpr, ROWS: tl.constexpr, TMA: tl.constexpr, GTMA: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """One program per (``per`` chunks, head). Writes, for tile ``w = chunk * H + h``:
 
         tiles [w, 2, C, KP]: ``scale q e^b`` (BONUS: with the sums before the token) and ``k e^(b_L - b)``
         mats [w, C, C]: A, with the scale; zero above the diagonal (BONUS: on it ``scale sum q u k``)
@@ -115,53 +179,34 @@ def vector_prep(
 
     READ off: q is not looked at; no q tile, no A. Rows past the sequence are written as 0.
     """
-    h = tl.program_id(0) % H
-    it = tl.program_id(0) // H
-    row, n = chunk_at(table, it, T, NT, C, VARLEN)
-    if n <= 0:
-        return
     NK: tl.constexpr = KP // KB
-    COLS: tl.constexpr = K != KP
-    w = it * H + h
-    t0 = w * (2 * C)
-    cc = tl.arange(0, KB)
+    h = tl.program_id(0) % H
+    i0 = tl.program_id(0) // H * per
+    r = tl.arange(0, C)
     P = tl.zeros((C, C), tl.float32)
     own = tl.zeros((C,), tl.float32)
-    for b in tl.range(0, NK, num_stages=1):
-        c0 = b * KB
-        x = load_tile(g, row, n, h * K + c0, K - c0, H * K, C, KB, GTMA, ROWS, COLS)
-        kn = load_tile(k, row, n, h * K + c0, K - c0, H * K, C, KB, TMA, ROWS, COLS).to(tl.float32)
-        qn = kn
+    # One loop over chunks and their blocks of channels: only the innermost loop loads ahead.
+    for j in tl.range(i0 * NK, tl.minimum(i0 + per, chunks) * NK, num_stages=STAGES):
+        it = j // NK
+        b = j % NK
+        row, n = chunk_at(table, it, T, NT, C, VARLEN)
+        w = it * H + h
+        P, own = block_scores(
+            P, own, decay, q, k, g, u, tiles, ones, row, n, h, H, w, scale, b * KB, C, K, KP, KB, LEVELS, READ, BONUS,
+            FAST, DT, SD, PREC, GPREC, ROWS, TMA, GTMA,
+        )  # fmt: skip
         if READ:
-            qn = load_tile(q, row, n, h * K + c0, K - c0, H * K, C, KB, TMA, ROWS, COLS).to(tl.float32) * scale
-        gs = gate_operand(x, GPREC)
-        gl = gate_bits(gs, GPREC)
-        total = tl.sum(gl, 0)
-        tl.store(decay + w.to(tl.int64) * KP + c0 + cc, ex2(total))
-        if BONUS:
-            ut = tl.load(u + h * K + c0 + cc, mask=c0 + cc < K, other=0.0).to(tl.float32)
-            own += tl.sum(qn * kn * ut[None, :], 1)
-        if FAST == 2:
-            P = mild_scores(
-                P, qn, kn, gs, gl, total, tiles, ones, t0, c0, C, KP, KB, READ, BONUS, DT, SD, PREC, GPREC, TMA
-            )
-        elif FAST == 1:
-            if tl.max(tl.sum(tl.abs(gl), 0), 0) < SPAN:
-                P = mild_scores(
-                    P, qn, kn, gs, gl, total, tiles, ones, t0, c0, C, KP, KB, READ, BONUS, DT, SD, PREC, GPREC, TMA
+            if b == NK - 1:
+                if BONUS:
+                    A = tl.where(
+                        r[:, None] > r[None, :],
+                        P,
+                        tl.where(r[:, None] == r[None, :], own[:, None], 0.0),
+                    )
+                else:
+                    A = tl.where(r[:, None] >= r[None, :], P, 0.0)
+                store_tile(
+                    mats, narrow(A, DT), w * C, C, 0, C, C, C, C, TMA, False, False
                 )
-            else:
-                P = tree_scores(
-                    P, qn, kn, gs, tiles, ones, t0, c0, C, KP, KB, LEVELS, READ, BONUS, DT, SD, PREC, GPREC, TMA
-                )
-        else:
-            P = tree_scores(
-                P, qn, kn, gs, tiles, ones, t0, c0, C, KP, KB, LEVELS, READ, BONUS, DT, SD, PREC, GPREC, TMA
-            )
-    if READ:
-        r = tl.arange(0, C)
-        if BONUS:
-            P = tl.where(r[:, None] > r[None, :], P, tl.where(r[:, None] == r[None, :], own[:, None], 0.0))
-        else:
-            P = tl.where(r[:, None] >= r[None, :], P, 0.0)
-        store_tile(mats, narrow(P, DT), w * C, C, 0, C, C, C, C, TMA, False, False)
+                P = tl.zeros((C, C), tl.float32)
+                own = tl.zeros((C,), tl.float32)
