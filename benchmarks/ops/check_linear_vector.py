@@ -2,7 +2,7 @@
 """Check and time the kernels of the linear engine with a decay per channel on a GPU.
 
 ``check_linear_vector.py check [CASE ...]``: every case against the float64 recurrence, each in a process of its own,
-three times over. ``time [SHAPE ...]``: whole calls; ``kernels [SHAPE ...]``: each kernel by variants of its launch.
+three times over. ``time [SHAPE ...]``: whole calls; ``public OP ...``: public ops; ``kernels [SHAPE ...]``: each kernel by variants of its launch.
 """
 
 from __future__ import annotations
@@ -167,9 +167,7 @@ SHAPES: dict[str, tuple[int, int, int, int, int, dict[str, Any]]] = {
 def _plan(x: dict[str, Tensor], change: dict[str, Any], sequences: int) -> Any:
     k, v = (x["v"], x["k"]) if "gv" in x else (x["k"], x["v"])
     dtype = str(k.dtype).removeprefix("torch.")
-    plan = vector_plan(
-        chip_of(k.device), dtype, k.shape[-1], v.shape[-1], heads=sequences * k.shape[2]
-    )
+    plan = vector_plan(chip_of(k.device), dtype, k.shape[-1], v.shape[-1], heads=sequences * k.shape[2])
     return dataclasses.replace(plan, **change)
 
 
@@ -178,9 +176,7 @@ def check(name: str, device: str = "cuda") -> dict[str, Any]:
     inputs, s = CASES[name]
     cu, change, scale_do = s.get("cu"), s.get("change"), s.get("scale_do", 1.0)
     sequences = len(cu) - 1 if cu else None
-    x = make_inputs(
-        **{"K": 128, "dtype": BF, "sequences": sequences, **inputs}, device=device
-    )
+    x = make_inputs(**{"K": 128, "dtype": BF, "sequences": sequences, **inputs}, device=device)
     dtype = x["q"].dtype
     gen = torch.Generator(device=device).manual_seed(1)
     do = (torch.randn(x["v"].shape, generator=gen, device=device) * scale_do).to(dtype)
@@ -199,14 +195,9 @@ def check(name: str, device: str = "cuda") -> dict[str, Any]:
         y = {n: t.clone().requires_grad_() for n, t in x.items()}
         o, ht = vector_linear(**y, output_final_state=True, **call)
         assert ht is not None
-        dht = (
-            torch.randn(ht.shape, generator=gen.manual_seed(2), device=device)
-            * scale_do
-        )
+        dht = torch.randn(ht.shape, generator=gen.manual_seed(2), device=device) * scale_do
         grads = torch.autograd.grad((o, ht), list(y.values()), (do.to(o.dtype), dht))
-        runs.append(
-            {"o": o.detach(), "ht": ht.detach(), **dict(zip(y, grads, strict=True))}
-        )
+        runs.append({"o": o.detach(), "ht": ht.detach(), **dict(zip(y, grads, strict=True))})
     ref = with_gradients(x, do, dht, **kw)
     err = {
         n: ratio(
@@ -216,11 +207,7 @@ def check(name: str, device: str = "cuda") -> dict[str, Any]:
         for n in ref
     }
     forward, backward = (1e-4, 1e-4) if dtype == F32 else (5e-3, 1e-2)
-    wrong = {
-        n: e
-        for n, e in err.items()
-        if not e < (forward if n in ("o", "ht") else backward)
-    }
+    wrong = {n: e for n, e in err.items() if not e < (forward if n in ("o", "ht") else backward)}
     same = all(torch.equal(r[n], runs[0][n]) for r in runs for n in ref)
     return {"err": err, "wrong": wrong, "same": same}
 
@@ -312,9 +299,7 @@ def median(fn: Callable[[], Any], flush: Tensor, times: int = 11) -> float:
 def _inputs(shape: str, T: int | None = None) -> dict[str, Tensor]:
     B, length, H, K, V, more = SHAPES[shape]
     T = length if T is None else T
-    return make_inputs(
-        B, T, H, K, V, device="cuda", **{"dtype": BF, "gate_dtype": BF, **more}
-    )
+    return make_inputs(B, T, H, K, V, device="cuda", **{"dtype": BF, "gate_dtype": BF, **more})
 
 
 def whole(shape: str, flush: Tensor) -> str:
@@ -409,13 +394,10 @@ def kernels(shape: str, flush: Tensor) -> None:
     for name, change in _variants(base).items():
         row = {}
         try:
-            for kernel, fn in _launch_all(
-                _work(x, dataclasses.replace(base, **change)), x["v"], do
-            ).items():
+            for kernel, fn in _launch_all(_work(x, dataclasses.replace(base, **change)), x["v"], do).items():
                 row[kernel] = median(fn, flush, 7)
             print(
-                f"{shape} {name}: "
-                + "  ".join(f"{n} {ms:.3f}" for n, ms in row.items()),
+                f"{shape} {name}: " + "  ".join(f"{n} {ms:.3f}" for n, ms in row.items()),
                 flush=True,
             )
         except Exception as e:
@@ -424,15 +406,11 @@ def kernels(shape: str, flush: Tensor) -> None:
 
 def warm(shapes: list[str], workers: int) -> None:
     """Compile what `time` and `kernels` will need, in parallel."""
-    jobs = [
-        ["warmed", shape, name] for shape in shapes for name in ["", *_variants(None)]
-    ]
+    jobs = [["warmed", shape, name] for shape in shapes for name in ["", *_variants(None)]]
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         list(
             pool.map(
-                lambda job: subprocess.run(
-                    [sys.executable, __file__, *job], check=False
-                ),
+                lambda job: subprocess.run([sys.executable, __file__, *job], check=False),
                 jobs,
             )
         )
@@ -446,6 +424,47 @@ def _warm_one(shape: str, name: str) -> None:
         return
     plan = dataclasses.replace(_plan(x, {}, x["q"].shape[0]), **_variants(None)[name])
     _launch_all(_work(x, plan), x["v"], torch.zeros_like(x["v"]))
+
+
+def _public(name: str) -> tuple[Callable[..., Any], dict[str, Tensor]]:
+    """A public op, and its inputs at B1 T8192 H96 D128 ("chunk_gsa": 64 slots)."""
+    import fla.ops
+
+    if name == "chunk_gsa":
+        x = _inputs("L slots")
+        rn = torch.randn(1, 8192, 96, 128, device="cuda").to(BF)
+        x = {"q": rn, "k": rn.flip(1), "v": x["v"], "s": x["k"].float().softmax(-1).to(BF), "g": x["gk"]}
+    else:
+        x = _inputs("L rwkv6" if name == "chunk_rwkv6" else "L")
+        names = {"q": "r", "gk": "w", "bonus": "u"} if name == "chunk_rwkv6" else {"gk": "g"}
+        x = {names.get(n, n): t for n, t in x.items()}
+    return getattr(fla.ops, name), x
+
+
+def public(name: str, flush: Tensor) -> None:
+    fn, x = _public(name)
+    t = time.time()
+    with torch.no_grad():
+        o = fn(**x)[0]
+        torch.cuda.synchronize()
+        row = f"{name}: first call {time.time() - t:.1f} s, fwd {median(lambda: fn(**x), flush):.3f}"
+    x = {n: t.requires_grad_() for n, t in x.items()}
+    do = torch.randn_like(o)
+    del o
+
+    def both() -> None:
+        torch.autograd.grad(fn(**x)[0], list(x.values()), do)
+
+    both()
+    torch.cuda.synchronize()
+    first = time.time() - t
+    torch.cuda.reset_peak_memory_stats()
+    m0 = torch.cuda.memory_allocated()
+    both()
+    torch.cuda.synchronize()
+    peak = (torch.cuda.max_memory_allocated() - m0) / 1e9
+    row += f", fwd+bwd {median(both, flush):.3f} ms, all compiled after {first:.1f} s, peak {peak:.2f} GB"
+    print(row, flush=True)
 
 
 def main() -> None:
@@ -465,14 +484,12 @@ def main() -> None:
     if what == "warmed":
         return _warm_one(*names)
     if what == "check":
-        sys.exit(
-            0
-            if check_all(names or list(CASES), int(os.environ.get("WORKERS", "12")))
-            else 1
-        )
+        sys.exit(0 if check_all(names or list(CASES), int(os.environ.get("WORKERS", "12"))) else 1)
     flush = torch.empty(1 << 27, dtype=torch.int8, device="cuda")
     for shape in names or list(SHAPES):
-        if what == "time":
+        if what == "public":
+            public(shape, flush)
+        elif what == "time":
             print(whole(shape, flush), flush=True)
         else:
             kernels(shape, flush)
