@@ -75,27 +75,15 @@ class GatedDeltaNet2(DeltaLayer):
 
     def rule(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Any]:
         """See :meth:`DeltaLayer.rule`. The state is ``[N, HV, K, V]`` float32."""
-        b = self.b_proj(x).sigmoid()
         group = self.num_v_heads // self.num_heads
 
         def per_value_head(t: Tensor, dim: int) -> Tensor:
             return t if group == 1 else t.repeat_interleave(group, dim)
 
-        g, b = (
-            per_value_head(t.unflatten(-1, (self.num_heads, self.head_k_dim)), -2)
-            for t in (self.f_proj(x), b * 2 if self.allow_neg_eigval else b)
-        )
+        b = self.b_proj(x).sigmoid() * (2 if self.allow_neg_eigval else 1)
+        g, b = (per_value_head(t.unflatten(-1, (self.num_heads, -1)), -2) for t in (self.f_proj(x), b))
+        w = self.w_proj(x).sigmoid().unflatten(-1, (self.num_v_heads, -1))
+        dt_bias = per_value_head(self.dt_bias.unflatten(0, (self.num_heads, -1)), 0).flatten()
+        gate = {"A_log": per_value_head(self.A_log, 0), "dt_bias": dt_bias, "use_gate_in_kernel": True}
         kernel = call.pick(chunk_gdn2, fused_recurrent_gdn2)
-        return kernel(
-            q,
-            k,
-            v,
-            g=g,
-            b=b,
-            w=self.w_proj(x).sigmoid().unflatten(-1, (self.num_v_heads, self.head_v_dim)),
-            A_log=per_value_head(self.A_log, 0),
-            dt_bias=per_value_head(self.dt_bias.unflatten(0, (self.num_heads, -1)), 0).flatten(),
-            use_qk_l2norm_in_kernel=True,
-            use_gate_in_kernel=True,
-            **call.host_options,
-        )[:2]
+        return kernel(q, k, v, g=g, b=b, w=w, use_qk_l2norm_in_kernel=True, **gate, **call.host_options)[:2]

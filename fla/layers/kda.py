@@ -83,16 +83,8 @@ class KimiDeltaAttention(DeltaLayer):
     def rule(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Any]:
         """See :meth:`DeltaLayer.rule`. The state is ``[N, HV, V, K]`` float32."""
         options = {**IN_KERNEL, **call.host_options, **({"safe_gate": self.safe_gate} if call.mode == "chunk" else {})}
+        gate = {"A_log": self.A_log, "dt_bias": self.dt_bias, "lower_bound": self.lower_bound}
+        g = self.f_proj(x).unflatten(-1, (self.num_v_heads, self.head_k_dim))
         kernel = call.pick(chunk_kda, fused_recurrent_kda)
-        return kernel(
-            q,
-            k,
-            v,
-            g=self.f_proj(x).unflatten(-1, (self.num_v_heads, self.head_k_dim)),
-            beta=self.b_proj(x),
-            A_log=self.A_log,
-            dt_bias=self.dt_bias,
-            allow_neg_eigval=self.allow_neg_eigval,
-            lower_bound=self.lower_bound,
-            **options,
-        )
+        beta = {"beta": self.b_proj(x), "allow_neg_eigval": self.allow_neg_eigval}
+        return kernel(q, k, v, g=g, **beta, **gate, **options)

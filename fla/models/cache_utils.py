@@ -65,19 +65,16 @@ class FLACache(HFCache):
         **kwargs: Any,
     ) -> State:
         """Store the states of layer ``layer_idx``; see :meth:`FLALayer.update`."""
+        states = {"recurrent_state": recurrent_state, "attn_state": attn_state, "conv_state": conv_state}
+        states |= {"ffn_state": ffn_state, "cache_kwargs": cache_kwargs}
+        return self._store(layer_idx, offset, {**kwargs, **states})
+
+    def _store(self, layer_idx: int, offset: int | None, states: dict[str, Any]) -> State:
         while len(self.layers) <= layer_idx:
             layer = FLALayer()
             layer._seen_tokens = self._initial_tokens
             self.layers.append(layer)
-        return self.layers[layer_idx].update(
-            recurrent_state=recurrent_state,
-            attn_state=attn_state,
-            conv_state=conv_state,
-            ffn_state=ffn_state,
-            offset=1 if offset is None else offset,
-            cache_kwargs=cache_kwargs,
-            **kwargs,
-        )
+        return self.layers[layer_idx].update(offset=1 if offset is None else offset, **states)
 
     def get_seq_length(self, layer_idx: int | None = 0, cache_position: Any = None) -> int:
         """Tokens that layer ``layer_idx`` has seen; 0 for a layer that does not exist yet."""
@@ -259,32 +256,15 @@ class LegacyFLACache(FLACache):
     def __iter__(self) -> Iterator[State]:
         return iter(self.states)
 
-    def update(  # type: ignore[override]
-        self,
-        recurrent_state: Any = None,
-        attn_state: Any = None,
-        conv_state: Any = None,
-        ffn_state: Any = None,
-        layer_idx: int = 0,
-        offset: int | None = 1,
-        cache_kwargs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> State:
-        """Store the states of layer ``layer_idx``; see :meth:`FLALayer.update`."""
+    def _store(self, layer_idx: int, offset: int | None, states: dict[str, Any]) -> State:
         # Built by object.__new__ in some programs: only `states` and `_seen_tokens` can be relied on here.
         layer = FLALayer()
         created = layer_idx >= len(self.states)
         if not created:
             layer.state = self.states[layer_idx]
-        state = layer.update(
-            recurrent_state=recurrent_state,
-            attn_state=attn_state,
-            conv_state=conv_state,
-            ffn_state=ffn_state,
-            cache_kwargs=cache_kwargs,
-        )
+        state = layer.update(**states)
         if offset is None:
-            offset = attn_state[0].shape[1] if attn_state is not None else 1
+            offset = 1 if states["attn_state"] is None else states["attn_state"][0].shape[1]
         while len(self.states) <= layer_idx:
             self.states.append(dict.fromkeys(FIELDS))
         self.states[layer_idx] = state

@@ -17,16 +17,7 @@ __all__ = ["ExpandedLowerBoundModel", "LowerBoundBlock", "LowerBoundModel"]
 class LowerBoundBlock(Block):
     """A block that passes its mixer its row of the bounds."""
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        use_cache: bool | None = False,
-        output_attentions: bool | None = False,
-        lower_bounds: Tensor | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None, Any]:
+    def forward(self, hidden_states: Tensor, *args: Any, lower_bounds: Tensor | None = None, **kwargs: Any) -> Any:
         """As :meth:`Block.forward`, with the parameter ``lower_bounds`` ``[L, D]``.
 
         The bounds are computed here, from the parameter, so that reentrant checkpointing finds their gradient.
@@ -35,7 +26,7 @@ class LowerBoundBlock(Block):
             shares = torch.softmax(upcast(lower_bounds), 0)
             # The sum of shares 1 to i; layer 0 has no bound.
             kwargs["lower_bound"] = shares[1 : self.layer_idx + 1].sum(0)
-        return super().forward(hidden_states, attention_mask, past_key_values, use_cache, output_attentions, **kwargs)
+        return super().forward(hidden_states, *args, **kwargs)
 
 
 class LowerBoundModel(DecoderModel):

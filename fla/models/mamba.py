@@ -31,29 +31,16 @@ class MambaBlock(GradientCheckpointingLayer):
             out.residual_additions = config.num_hidden_layers
 
     def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        use_cache: bool | None = False,
-        output_attentions: bool | None = False,
-        stream_dtype: torch.dtype | None = None,
-        **kwargs: Any,
+        self, hidden_states: Tensor, stream_dtype: torch.dtype | None = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None, Any]:
         """``[B, T, D]`` to ``(hidden_states, attention weights or None, past_key_values)``.
 
         Args:
             stream_dtype: dtype of the inputs of the mixer; None for that of ``hidden_states``.
+            kwargs: what the mixer takes.
         """
         normed = getattr(self, self.norm_name)(hidden_states)
-        mixed, weights, past_key_values = self.mixer(
-            hidden_states=normed if stream_dtype is None else normed.to(stream_dtype),
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-            output_attentions=output_attentions,
-            **kwargs,
-        )
+        mixed, weights, past_key_values = self.mixer(hidden_states=normed.to(stream_dtype or normed.dtype), **kwargs)
         residual = hidden_states.float() if self.config.residual_in_fp32 else hidden_states
         return residual + mixed, weights, past_key_values
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from torch import Tensor, nn
@@ -79,34 +80,19 @@ class RWKV6Block(Block):
         return super().forward(hidden_states, *args, **kwargs)
 
 
+_PARAMETERS = [*inspect.signature(DecoderModel.forward).parameters.values()]
+_PARAMETERS.insert(-1, inspect.Parameter("cu_seqlens", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None))
+
+
 class RWKVModel(DecoderModel):
     """A :class:`DecoderModel` with layer norms."""
 
     make_norm = staticmethod(make_layer_norm)
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        past_key_values: Any = None,
-        use_cache: bool | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-        cu_seqlens: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """See :meth:`DecoderModel.forward`."""
-        return super().forward(
-            input_ids,
-            attention_mask,
-            inputs_embeds,
-            past_key_values,
-            use_cache,
-            output_attentions,
-            output_hidden_states,
-            return_dict,
-            cu_seqlens=cu_seqlens,
-            **kwargs,
-        )
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """See :meth:`DecoderModel.forward`; ``cu_seqlens`` may be given by position too, as the last."""
+        places = len(_PARAMETERS) - 3  # without `self`, `cu_seqlens` and `kwargs`
+        kwargs.update(zip(["cu_seqlens"], args[places:], strict=False))
+        return super().forward(*args[:places], **kwargs)
+
+    forward.__signature__ = inspect.Signature(_PARAMETERS)  # type: ignore[attr-defined]
