@@ -120,16 +120,22 @@ def _head_dims(text: str) -> tuple[int, int]:
     return int(K), int(V or K)
 
 
+def _rows() -> dict[tuple[str, str], Any]:
+    """How each function is called: the kit's rows, and those for what the kit does not know."""
+    from fla.cli._warm_rows import EXTRA
+    from fla.testing.specs import SPECS
+
+    return {**EXTRA, **SPECS}
+
+
 def _op(spec: Any) -> Any:
     """What is behind the public function of a row."""
     return spec.function.op
 
 
 def _specs(names: Sequence[str]) -> list[Any]:
-    """The kit's rows of the functions meant, those with a Triton path."""
-    from fla.testing.specs import SPECS
-
-    rows = [row for row in SPECS.values() if _op(row).triton_path is not None]
+    """The rows of the functions meant, those with a Triton path."""
+    rows = [row for row in _rows().values() if _op(row).triton_path is not None]
     if not names:
         return rows
     found: dict[str, Any] = {}
@@ -145,8 +151,11 @@ def _specs(names: Sequence[str]) -> list[Any]:
 
 def requests(task: Task, classes: Sequence[Any]) -> Iterator[Request]:
     """The calls of a task: every size class, with and without states, with ready gates in both dtypes."""
+    from fla.cli._warm_rows import STATELESS
     from fla.testing.draw import Request
 
+    room, _, name = task.function.rpartition(".")
+    form = next(v for v in _rows()[room, name].variants if v.name == task.form)
     grads = (False, True) if task.backward else (False,)
     gates: dict[str, tuple[str | None, ...]] = {
         "both": (None, task.dtype),
@@ -154,7 +163,11 @@ def requests(task: Task, classes: Sequence[Any]) -> Iterator[Request]:
         "same": (task.dtype,),
     }
     kinds = ("float32",) if task.dtype == "float32" else tuple(dict.fromkeys(gates[task.gates]))
-    states = ((None, False), (None, True), ("float32", True))
+    states: tuple[tuple[str | None, bool], ...] = ((None, False), (None, True), ("float32", True))
+    if task.function.partition(".")[0] in STATELESS:
+        states = states[:2]
+    elif any(map(callable, form.flags.values())) or form.flags.get("inplace_final_state"):
+        states = states[2:]
     for size, grad, kind, (initial, final) in itertools.product(classes, grads, kinds, states):
         yield Request(
             variant=task.form,
@@ -182,12 +195,11 @@ def run_task(task: Task, device: str, only: int | None = None) -> Outcome:
     from fla.ops._common.policy import chip_of
     from fla.ops._common.size_classes import size_classes
     from fla.testing.draw import draw, results_of
-    from fla.testing.specs import SPECS
 
     outcome = Outcome(str(task))
     start = time.perf_counter()
     room, _, name = task.function.rpartition(".")
-    spec = SPECS[room, name]
+    spec = _rows()[room, name]
     function = spec.function
     op = _op(spec)
     flags = {n: x for n, x in task.flags.items() if n in op.signature.parameters}
@@ -195,10 +207,12 @@ def run_task(task: Task, device: str, only: int | None = None) -> Outcome:
     try:
         for request in requests(task, classes if only is None else classes[only : only + 1]):
             call = draw(op, spec, request, device, flags)
+            given = call.keywords()
+            given |= {n: x(given) for n, x in given.items() if callable(x)}
             grad = bool(request.grad)
             try:
                 with torch.set_grad_enabled(grad), use_backend("triton", strict=True):
-                    results = [x for x in results_of(function(**call.keywords())) if x is not None]
+                    results = [x for x in results_of(function(**given)) if x is not None]
             except BackendUnavailable as error:
                 outcome.refused = outcome.refused or str(error).partition("\n")[0]
                 continue

@@ -35,6 +35,21 @@ def test_every_function_with_a_triton_path_and_a_row_is_meant_by_default():
     assert {"kda", "gated_delta_rule", "delta_rule", "comba", "gdn2"} <= rooms
 
 
+def test_every_function_with_a_triton_path_has_a_row():
+    import importlib
+
+    from fla.backends.registry import REGISTRY
+    from fla.cli.backends import op_modules
+
+    for module in op_modules():
+        importlib.import_module(module)
+    paths = {
+        str(op) for key in REGISTRY.operations() for op in REGISTRY.ops(key)
+        if op.triton_path is not None and op.triton_path.where.startswith("fla.ops.")
+    }  # fmt: skip
+    assert paths - {task.function for task in tasks()} == set()
+
+
 def test_forms_that_differ_in_values_only_are_one():
     forms = [task.form for task in tasks("chunk_comba")]
     assert forms == ["plain", "l2norm", "no_beta"]
@@ -119,6 +134,28 @@ def test_what_the_triton_path_does_not_take_is_told(monkeypatch):
     outcome = _warm.run_task(task, "cpu")
     assert outcome.calls == 0
     assert "256" in outcome.refused
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() or importlib.util.find_spec("triton") is None, reason="runs in the interpreter"
+)
+@pytest.mark.parametrize(
+    ("function", "form"),
+    [
+        ("fused_recurrent_kda_fwd", "l2norm_in_place"),
+        ("fused_recurrent_kda_fwd", "plain_pool"),
+        ("fused_recurrent_gdn2_fwd", "plain_drafts_int64"),
+        ("chunk_gsa", "plain"),
+        ("chunk_hgrn", "plain"),
+    ],
+)
+def test_functions_that_the_kit_does_not_call_run_too(monkeypatch, function, form):
+    monkeypatch.setattr("fla.ops._common.size_classes.size_classes", lambda chip: (SizeClass("short", 3, 1),))
+    (task,) = tasks(function, forms=[form], dims=["16"], dtypes=["float32"])
+    outcome = _warm.run_task(task, "cpu")
+    assert not outcome.error
+    assert not outcome.refused
+    assert outcome.calls > 0
 
 
 def test_compiled_kernels_are_counted_in_the_cache_folder(monkeypatch, tmp_path):
