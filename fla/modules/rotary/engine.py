@@ -114,8 +114,11 @@ class Rotary(torch.autograd.Function):
         ctx: Any, x: Tensor, x2: Tensor | None, tables: tuple[Tensor | None, ...], offsets: int | Tensor,
         cu_seqlens: Tensor | None, interleaved: bool, inplace: bool, conjugate: bool,
     ) -> Any:  # fmt: skip
-        # Tables have no gradient and are never written to again: no need to save them as graph tensors.
-        ctx.kept = tables, offsets, cu_seqlens, interleaved, inplace, conjugate
+        # Tables have no gradient and are replaced, never written to: no need to save them as graph tensors.
+        tensor = offsets if isinstance(offsets, Tensor) else None
+        if tensor is not None or cu_seqlens is not None:
+            ctx.save_for_backward(tensor, cu_seqlens)
+        ctx.kept = tables, None if tensor is not None else offsets, interleaved, inplace, conjugate
         cos, sin, cos2, sin2 = tables
         assert cos is not None
         assert sin is not None
@@ -130,15 +133,17 @@ class Rotary(torch.autograd.Function):
     @staticmethod
     @once
     def backward(ctx: Any, dy: Tensor | None, dy2: Tensor | None = None) -> tuple[Tensor | None, ...]:
-        (cos, sin, cos2, sin2), offsets, cu_seqlens, interleaved, inplace, conjugate = ctx.kept
+        (cos, sin, cos2, sin2), offsets, interleaved, inplace, conjugate = ctx.kept
+        tensor, cu_seqlens = ctx.saved_tensors or (None, None)
+        offsets = offsets if tensor is None else tensor
         if dy is None:
             if dy2 is None:
                 return (None,) * 8
             if cos2 is not None:
                 cos, sin = cos2, sin2
             with on_device(dy2):
-                dx2, _ = rotate(dy2, cos, sin, offsets, cu_seqlens, interleaved, False, not conjugate)
-            return None, dx2, None, None, None, None, None, None
+                alone, _ = rotate(dy2, cos, sin, offsets, cu_seqlens, interleaved, False, not conjugate)
+            return None, alone, None, None, None, None, None, None
         # In place, rows at negative positions have passed through, and so has their gradient: a copy in place too.
         dy = dy.clone() if inplace else dy
         with on_device(dy):
