@@ -2,7 +2,8 @@
 """Check and time the kernels of the linear engine with a decay per channel on a GPU.
 
 ``check_linear_vector.py check [CASE ...]``: every case against the float64 recurrence, each in a process of its own,
-three times over. ``time [SHAPE ...]``: whole calls; ``public OP ...``: public ops; ``kernels [SHAPE ...]``: each kernel by variants of its launch.
+three times over. ``decode``: token by token. ``time [SHAPE ...]``: whole calls; ``public OP ...``: public ops;
+``kernels [SHAPE ...]``: each kernel by variants of its launch, which ``warm [SHAPE ...]`` compiles before.
 """
 
 from __future__ import annotations
