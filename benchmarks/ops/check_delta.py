@@ -278,9 +278,21 @@ def kernels(shape: str, dtype=BF, variants: bool = True, kinds: str = "AFRDP", r
         print(f"{shape} {kind}: " + "  ".join(row), flush=True)
 
 
-def whole(shape: str, dtype=BF, cu=None, gate: str | None = "given", read: bool = False) -> None:
+# What one NVIDIA H200 must reach, kernels of forward and of forward + backward in milliseconds, by entry of TIMES.
+MUST = {"L": (0.72, 2.6), "no decay": (0.72, 2.6), "comba": (0.9, 3.2), "M": (0.13, 0.42), "X": (0.75, None)}
+
+
+def gate(found: list[float], must: tuple[float | None, ...]) -> tuple[str, bool]:
+    """What times say against what they must be, and whether all are within it."""
+    good = all(limit is None or ms <= limit for ms, limit in zip(found, must, strict=True))
+    text = " / ".join("-" if limit is None else f"{limit}" for limit in must)
+    return f"must {text}: {'ok' if good else 'OVER'}", good
+
+
+def whole(shape: str, dtype=BF, cu=None, decay: str | None = "given", read: bool = False) -> list[float]:
+    """Print the times of a call; returns kernel times of forward and of forward + backward."""
     B, T, H, D = SHAPES[shape]
-    x = make_inputs(B, T, H, None, D, dtype=dtype, device="cuda", gate=gate, read=read)
+    x = make_inputs(B, T, H, None, D, dtype=dtype, device="cuda", gate=decay, read=read)
     y = {n: t.requires_grad_() for n, t in x.items()}
     do = torch.randn_like(x["v"])
     cut = None if cu is None else torch.tensor(cu, device="cuda")
@@ -317,9 +329,11 @@ def whole(shape: str, dtype=BF, cu=None, gate: str | None = "given", read: bool 
     both()
     peak = (torch.cuda.max_memory_allocated() - m0) / 2**30
     row = [f"first {t1 - t:.2f}+{t2 - t1:.2f}s", f"peak {peak:.2f}GiB"]
+    found: list[float] = []
     for name, fn in (("fwd", fwd), ("fwd+bwd", both)):
         with torch.no_grad() if name == "fwd" else torch.enable_grad():
-            row.append(f"{name} kernel {median_ms(fn, 15, 1_500_000):.3f} caller {median_ms(fn, 15, 0):.3f}")
+            found.append(median_ms(fn, 15, 1_500_000))
+            row.append(f"{name} kernel {found[-1]:.3f} caller {median_ms(fn, 15, 0):.3f}")
             torch.cuda.synchronize()
             t = time.time()
             for _ in range(30):
@@ -328,13 +342,14 @@ def whole(shape: str, dtype=BF, cu=None, gate: str | None = "given", read: bool 
             torch.cuda.synchronize()
             row.append(f"loop {(time.time() - t) / 30 * 1e3:.3f} host {h / 30 * 1e3:.3f}")
     print(
-        f"{shape} {str(dtype)[6:]} {'varlen' if cu else ''}{'' if gate else ' no decay'}{' comba' if read else ''}: "
+        f"{shape} {str(dtype)[6:]} {'varlen' if cu else ''}{'' if decay else ' no decay'}{' comba' if read else ''}: "
         + "  ".join(row),
         flush=True,
     )
+    return found
 
 
-TIMES: dict[str, Callable[[], None]] = {
+TIMES: dict[str, Callable[[], list[float]]] = {
     "L": lambda: whole("L"),
     "M": lambda: whole("M"),
     "X": lambda: whole("X"),
@@ -342,7 +357,7 @@ TIMES: dict[str, Callable[[], None]] = {
     "fp16": lambda: whole("L", HF),
     "D64": lambda: whole("D64"),
     "D256": lambda: whole("D256"),
-    "no decay": lambda: whole("L", gate=None),
+    "no decay": lambda: whole("L", decay=None),
     "comba": lambda: whole("L", read=True),
     "fp32": lambda: whole("L", F32),
 }
@@ -431,9 +446,17 @@ def main() -> None:
             kernels("M")
         kernels("L", read=True)
     if "time" in what:
+        good = True
         for n, run in TIMES.items():
-            if not begin or n.startswith(begin):
-                run()
+            if begin and not n.startswith(begin):
+                continue
+            found = run()
+            if n in MUST and "H200" in torch.cuda.get_device_name(0):
+                text, within = gate(found, MUST[n])
+                good = good and within
+                print("   ", text, flush=True)
+        if not good:
+            sys.exit("a time is over what it must be")
 
 
 if __name__ == "__main__":

@@ -176,6 +176,15 @@ def median(fn: Callable[[], Any], flush: Tensor, times: int = 11) -> float:
     return sorted(out)[times // 2]
 
 
+# What one NVIDIA H200 must reach: inference, forward and forward + backward in milliseconds.
+MUST: dict[str, tuple[float | None, float | None, float | None]] = {
+    "L": (None, 1.4, 5.0),
+    "L gate in kernel": (1.15, None, None),
+    "M": (0.22, None, None),
+    "X": (1.0, None, None),
+}
+
+
 def timing(name: str) -> str:
     """One line: milliseconds as a caller with an idle queue sees them, and peak memory above the inputs."""
     B, T, H, D, inputs, settings = SHAPES[name]
@@ -198,11 +207,17 @@ def timing(name: str) -> str:
     torch.cuda.reset_peak_memory_stats()
     both()
     peak = (torch.cuda.max_memory_allocated() - before) / 1e9
-    train = median(lambda: call(y, final=False, **settings), flush)
-    return (
-        f"{name:18s} inference {median(inference, flush):.3f}  forward {train:.3f}  "
-        f"forward + backward {median(both, flush):.3f} ms  peak {peak:.2f} GB"
+    train = lambda: call(y, final=False, **settings)
+    found = [median(fn, flush) for fn in (inference, train, both)]
+    text = (
+        f"{name:18s} inference {found[0]:.3f}  forward {found[1]:.3f}  forward + backward {found[2]:.3f} ms  "
+        f"peak {peak:.2f} GB"
     )
+    if name in MUST and "H200" in torch.cuda.get_device_name():
+        good = all(limit is None or ms <= limit for ms, limit in zip(found, MUST[name], strict=True))
+        limits = " / ".join("-" if limit is None else f"{limit}" for limit in MUST[name])
+        text += f"  must {limits}: {'ok' if good else 'OVER'}"
+    return text
 
 
 def main() -> None:
@@ -223,8 +238,11 @@ def main() -> None:
         side_by_side.answer(check, sys.argv[2])
     else:
         print(torch.cuda.get_device_name(), "torch", torch.__version__)
+        lines = []
         for n in sys.argv[2:] or SHAPES:
-            print(timing(n), flush=True)
+            lines.append(timing(n))
+            print(lines[-1], flush=True)
+        sys.exit(any(text.endswith("OVER") for text in lines))
 
 
 if __name__ == "__main__":
