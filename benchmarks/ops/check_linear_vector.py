@@ -44,38 +44,19 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "strong": ({"T": 300, "H": 4, "strength": 10.0, "initial": True}, {}),
     "-inf": ({"T": 300, "H": 4, "low": -INF, "initial": True, "gate_dtype": BF}, {}),
     "fp16": ({"T": 512, "H": 4, "dtype": HF, "initial": True}, {}),
-    "varlen": (
-        {"T": 512, "H": 4, "sequences": 6, "initial": True},
-        {"cu": [0, 15, 15, 100, 300, 300, 512]},
-    ),
+    "varlen": ({"T": 512, "H": 4, "sequences": 6, "initial": True}, {"cu": [0, 15, 15, 100, 300, 300, 512]}),
     "D64": ({"T": 300, "H": 4, "K": 64, "initial": True}, {}),
     "K64 V128": ({"T": 256, "H": 70, "K": 64, "V": 128, "initial": True}, {}),
-    "values, many heads": (
-        {"T": 256, "H": 70, "gate": "gv", "V": 64, "gate_dtype": BF},
-        {},
-    ),
+    "values, many heads": ({"T": 256, "H": 70, "gate": "gv", "V": 64, "gate_dtype": BF}, {}),
     "bonus, many heads": ({"T": 256, "H": 70, "bonus": True, "gate_dtype": BF}, {}),
     "only tree": ({"T": 256, "H": 4, "gate_dtype": BF}, {"change": {"fast": 0}}),
     "fp32 gates": ({"T": 512, "H": 4}, {}),
-    "V first, many heads": (
-        {"T": 320, "H": 70, "initial": True, "v_first": True},
-        {"v_first": True},
-    ),
+    "V first, many heads": ({"T": 320, "H": 70, "initial": True, "v_first": True}, {"v_first": True}),
     "fp32": ({"T": 150, "H": 2, "K": 64, "dtype": F32, "initial": True}, {}),
     "split": ({"T": 1000, "H": 2, "initial": True}, {"segments": 4}),
-    "K60 V100 fp16": (
-        {"T": 200, "H": 3, "B": 2, "K": 60, "V": 100, "dtype": HF, "initial": True},
-        {},
-    ),
+    "K60 V100 fp16": ({"T": 200, "H": 3, "B": 2, "K": 60, "V": 100, "dtype": HF, "initial": True}, {}),
     "values V first varlen": (
-        {
-            "T": 256,
-            "H": 4,
-            "gate": "gv",
-            "initial": True,
-            "v_first": True,
-            "sequences": 2,
-        },
+        {"T": 256, "H": 4, "gate": "gv", "initial": True, "v_first": True, "sequences": 2},
         {"cu": [0, 100, 256], "v_first": True},
     ),
     "D256": ({"T": 192, "H": 2, "K": 256, "initial": True}, {}),
@@ -83,39 +64,21 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "K33 V65": ({"T": 200, "H": 3, "K": 33, "V": 65}, {}),
     "strong bf16 gates": ({"T": 256, "H": 70, "strength": 10.0, "gate_dtype": BF}, {}),
     "-20": ({"T": 256, "H": 4, "shift": -20.0}, {}),
-    "bonus strong": (
-        {"T": 256, "H": 4, "bonus": True, "strength": 20.0, "low": -INF},
-        {},
-    ),
+    "bonus strong": ({"T": 256, "H": 4, "bonus": True, "strength": 20.0, "low": -INF}, {}),
     "fp16 many heads": ({"T": 512, "H": 70, "dtype": HF, "initial": True}, {}),
-    "values strong": (
-        {"T": 256, "H": 4, "gate": "gv", "strength": 20.0, "low": -INF},
-        {},
-    ),
+    "values strong": ({"T": 256, "H": 4, "gate": "gv", "strength": 20.0, "low": -INF}, {}),
     "fp32 128": ({"T": 150, "H": 70, "dtype": F32}, {}),
     "K256 V64": ({"T": 192, "H": 70, "K": 256, "V": 64}, {}),
     "K64 V256": ({"T": 192, "H": 70, "K": 64, "V": 256}, {}),
-    "split varlen": (
-        {"T": 700, "H": 2, "initial": True, "sequences": 3},
-        {"segments": 4, "cu": [0, 3, 500, 700]},
-    ),
-    "reverse": (
-        {"T": 200, "H": 2, "initial": True, "sequences": 2},
-        {"reverse": True, "cu": [0, 70, 200]},
-    ),
+    "split varlen": ({"T": 700, "H": 2, "initial": True, "sequences": 3}, {"segments": 4, "cu": [0, 3, 500, 700]}),
+    "reverse": ({"T": 200, "H": 2, "initial": True, "sequences": 2}, {"reverse": True, "cu": [0, 70, 200]}),
     "no tree": ({"T": 256, "H": 4, "shift": 3.0}, {}),
-    "only tree, many heads": (
-        {"T": 256, "H": 70, "initial": True},
-        {"change": {"fast": 0}},
-    ),
+    "only tree, many heads": ({"T": 256, "H": 70, "initial": True}, {"change": {"fast": 0}}),
     "-1000": ({"T": 300, "H": 4, "low": -1000.0}, {}),
     "0 and -30": ({"T": 256, "H": 4, "low": -30.0, "strength": 0.0}, {}),
     "no decay": ({"T": 512, "H": 4, "strength": 0.0}, {}),
     "fp16 strong": ({"T": 300, "H": 4, "dtype": HF, "strength": 10.0}, {}),
-    "varlen fp16 D64": (
-        {"T": 300, "H": 4, "K": 64, "dtype": HF},
-        {"cu": [0, 15, 100, 300]},
-    ),
+    "varlen fp16 D64": ({"T": 300, "H": 4, "K": 64, "dtype": HF}, {"cu": [0, 15, 100, 300]}),
     "K128 V64": ({"T": 300, "H": 4, "V": 64}, {}),
     "K16 V24": ({"T": 200, "H": 4, "K": 16, "V": 24}, {}),
     "K32": ({"T": 200, "H": 4, "K": 32}, {}),
@@ -125,20 +88,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "split by policy": ({"T": 4096, "H": 1, "K": 64, "initial": True}, {}),
     "bonus only tree": ({"T": 256, "H": 4, "bonus": True}, {"change": {"fast": 0}}),
     "bonus fp16 K100": ({"T": 130, "H": 4, "K": 100, "bonus": True, "dtype": HF}, {}),
-    "values only tree": (
-        {"T": 256, "H": 4, "gate": "gv", "V": 32},
-        {"change": {"fast": 0}},
-    ),
+    "values only tree": ({"T": 256, "H": 4, "gate": "gv", "V": 32}, {"change": {"fast": 0}}),
     "fp32 strong": ({"T": 150, "H": 2, "dtype": F32, "strength": 20.0}, {}),
-    "fp32 K256": (
-        {"T": 100, "H": 2, "K": 256, "V": 64, "dtype": F32, "initial": True},
-        {},
-    ),
+    "fp32 K256": ({"T": 100, "H": 2, "K": 256, "V": 64, "dtype": F32, "initial": True}, {}),
     "fp32 K512": ({"T": 70, "H": 1, "K": 512, "V": 64, "dtype": F32}, {}),
-    "fp32 values": (
-        {"T": 100, "H": 2, "K": 64, "V": 32, "gate": "gv", "dtype": F32},
-        {},
-    ),
+    "fp32 values": ({"T": 100, "H": 2, "K": 64, "V": 32, "gate": "gv", "dtype": F32}, {}),
     "fp32 bonus": ({"T": 100, "H": 2, "K": 64, "bonus": True, "dtype": F32}, {}),
     "T1": ({"T": 1, "B": 2, "H": 2, "initial": True}, {}),
     "tiny gradients": ({"T": 256, "H": 4}, {"scale_do": 1e-7}),
@@ -184,11 +138,7 @@ def check(name: str, device: str = "cuda") -> dict[str, Any]:
     make: dict[str, Any] = {"segments": s["segments"]} if "segments" in s else {}
     if change:
         make["plan"] = _plan(x, change, sequences or x["q"].shape[0])
-    kw: dict[str, Any] = {
-        "v_first": s.get("v_first", False),
-        "cu": cu,
-        "reverse": s.get("reverse", False),
-    }
+    kw: dict[str, Any] = {"v_first": s.get("v_first", False), "cu": cu, "reverse": s.get("reverse", False)}
     call = {"state_v_first": kw["v_first"], "reverse": kw["reverse"], **make}
     call["cu_seqlens"] = torch.tensor(cu, device=device) if cu else None
     runs: list[dict[str, Tensor]] = []
@@ -200,13 +150,7 @@ def check(name: str, device: str = "cuda") -> dict[str, Any]:
         grads = torch.autograd.grad((o, ht), list(y.values()), (do.to(o.dtype), dht))
         runs.append({"o": o.detach(), "ht": ht.detach(), **dict(zip(y, grads, strict=True))})
     ref = with_gradients(x, do, dht, **kw)
-    err = {
-        n: ratio(
-            runs[0][n] / (scale_do if n in x else 1),
-            ref[n] / (scale_do if n in x else 1),
-        )
-        for n in ref
-    }
+    err = {n: ratio(runs[0][n] / (scale_do if n in x else 1), ref[n] / (scale_do if n in x else 1)) for n in ref}
     forward, backward = (1e-4, 1e-4) if dtype == F32 else (5e-3, 1e-2)
     wrong = {n: e for n, e in err.items() if not e < (forward if n in ("o", "ht") else backward)}
     same = all(torch.equal(r[n], runs[0][n]) for r in runs for n in ref)
@@ -215,29 +159,9 @@ def check(name: str, device: str = "cuda") -> dict[str, Any]:
 
 def check_decode(name: str) -> dict[str, float]:
     """Errors of one case token by token."""
-    x = make_inputs(
-        **{
-            "B": 4,
-            "T": 3,
-            "H": 8,
-            "K": 128,
-            "dtype": BF,
-            "initial": True,
-            **DECODES[name],
-        },
-        device="cuda",
-    )
+    x = make_inputs(**{"B": 4, "T": 3, "H": 8, "K": 128, "dtype": BF, "initial": True, **DECODES[name]}, device="cuda")
     v_first = DECODES[name].get("v_first", False)
-    args = (
-        x["q"],
-        x["k"],
-        x["v"],
-        x.get("gk"),
-        x.get("gv"),
-        x.get("bonus"),
-        None,
-        x["initial_state"],
-    )
+    args = (x["q"], x["k"], x["v"], x.get("gk"), x.get("gv"), x.get("bonus"), None, x["initial_state"])
     with torch.no_grad():
         o, ht = tokens(*args, True, False, v_first, None)
     ref = recurrence({n: t.double() for n, t in x.items()}, v_first=v_first)
@@ -250,21 +174,13 @@ def _report(name: str) -> bool:
     r = check(name)
     errors = " ".join(f"{n} {e:.1e}" for n, e in r["err"].items())
     bad = f" WRONG {sorted(r['wrong'])}" if r["wrong"] else ""
-    print(
-        f"{name:24s} {time.time() - t:5.1f} s  {errors}{bad}{'' if r['same'] else ' UNSTEADY'}",
-        flush=True,
-    )
+    print(f"{name:24s} {time.time() - t:5.1f} s  {errors}{bad}{'' if r['same'] else ' UNSTEADY'}", flush=True)
     return not r["wrong"] and r["same"]
 
 
 def _one(name: str) -> bool:
     limit = ["timeout", os.environ.get("LIMIT", "100")]
-    run = subprocess.run(
-        [*limit, sys.executable, __file__, "case", name],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = subprocess.run([*limit, sys.executable, __file__, "case", name], capture_output=True, text=True, check=False)
     print(run.stdout, end="")
     if run.returncode and "WRONG" not in run.stdout and "UNSTEADY" not in run.stdout:
         print(f"{name:24s} FAILED {run.stderr.strip()[-300:]}", flush=True)
@@ -285,10 +201,7 @@ def median(fn: Callable[[], Any], flush: Tensor, times: int = 11) -> float:
     for _ in range(times):
         flush.zero_()
         torch.cuda._sleep(400_000)
-        a, b = (
-            torch.cuda.Event(enable_timing=True),
-            torch.cuda.Event(enable_timing=True),
-        )
+        a, b = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
         a.record()
         fn()
         b.record()
@@ -331,45 +244,15 @@ def whole(shape: str, flush: Tensor) -> str:
 def _variants(plan: Any) -> dict[str, dict[str, Any]]:
     return {
         "plan": {},
-        "kb64 s3, grad gkb128 8w": {
-            "prep": Launch(4, 3),
-            "gkb": 128,
-            "grad": Launch(8),
-        },
-        "kb32 s3 r168, save bv128": {
-            "kb": 32,
-            "prep": Launch(4, 3, 168),
-            "bv_save": 128,
-            "save": Launch(8, 3),
-        },
-        "kb64 s2 r168 per 2, bv64 s3": {
-            "per": 2,
-            "bv": 64,
-            "scan": Launch(4, 3),
-            "save": Launch(4, 4),
-        },
-        "kb128 s1 per 1, scan s4": {
-            "kb": 128,
-            "per": 1,
-            "prep": Launch(4),
-            "scan": Launch(8, 4),
-        },
+        "kb64 s3, grad gkb128 8w": {"prep": Launch(4, 3), "gkb": 128, "grad": Launch(8)},
+        "kb32 s3 r168, save bv128": {"kb": 32, "prep": Launch(4, 3, 168), "bv_save": 128, "save": Launch(8, 3)},
+        "kb64 s2 r168 per 2, bv64 s3": {"per": 2, "bv": 64, "scan": Launch(4, 3), "save": Launch(4, 4)},
+        "kb128 s1 per 1, scan s4": {"kb": 128, "per": 1, "prep": Launch(4), "scan": Launch(8, 4)},
     }
 
 
 def _work(x: dict[str, Tensor], plan: Any) -> Work:
-    return Work(
-        x["q"],
-        x["k"],
-        x["v"],
-        x["gk"],
-        x.get("bonus"),
-        1.0,
-        False,
-        None,
-        plan=plan,
-        segments=1,
-    )
+    return Work(x["q"], x["k"], x["v"], x["gk"], x.get("bonus"), 1.0, False, None, plan=plan, segments=1)
 
 
 def _launch_all(work: Work, v: Tensor, do: Tensor) -> dict[str, Callable[[], Any]]:
@@ -397,10 +280,7 @@ def kernels(shape: str, flush: Tensor) -> None:
         try:
             for kernel, fn in _launch_all(_work(x, dataclasses.replace(base, **change)), x["v"], do).items():
                 row[kernel] = median(fn, flush, 7)
-            print(
-                f"{shape} {name}: " + "  ".join(f"{n} {ms:.3f}" for n, ms in row.items()),
-                flush=True,
-            )
+            print(f"{shape} {name}: " + "  ".join(f"{n} {ms:.3f}" for n, ms in row.items()), flush=True)
         except Exception as e:
             print(f"{shape} {name}: {row} {e!r:.120}", flush=True)
 
@@ -409,12 +289,7 @@ def warm(shapes: list[str], workers: int) -> None:
     """Compile what `time` and `kernels` will need, in parallel."""
     jobs = [["warmed", shape, name] for shape in shapes for name in ["", *_variants(None)]]
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        list(
-            pool.map(
-                lambda job: subprocess.run([sys.executable, __file__, *job], check=False),
-                jobs,
-            )
-        )
+        list(pool.map(lambda job: subprocess.run([sys.executable, __file__, *job], check=False), jobs))
 
 
 def _warm_one(shape: str, name: str) -> None:
@@ -472,11 +347,7 @@ def main() -> None:
     what, names = (sys.argv[1:2] or ["check"])[0], sys.argv[2:]
     if what == "decode":
         for name in DECODES:
-            print(
-                f"decode {name}:",
-                {n: f"{e:.1e}" for n, e in check_decode(name).items()},
-                flush=True,
-            )
+            print(f"decode {name}:", {n: f"{e:.1e}" for n, e in check_decode(name).items()}, flush=True)
         return
     if what == "case":
         sys.exit(0 if _report(names[0]) else 1)

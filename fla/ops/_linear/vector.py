@@ -10,14 +10,7 @@ from torch import Tensor
 
 from fla.ops._common.device_index import ChunkTable, chunk_table
 from fla.ops._common.policy import Chip, chip_of
-from fla.ops._common.vector_launch import (
-    ONES_TYPES,
-    TL_TYPES,
-    NamedLauncher,
-    aligned,
-    matrix_of,
-    rows_of,
-)
+from fla.ops._common.vector_launch import ONES_TYPES, TL_TYPES, NamedLauncher, aligned, matrix_of, rows_of
 from fla.ops._linear.kernels import vector_scan as kernel
 from fla.ops._linear.kernels.vector_grad import vector_grad
 from fla.ops._linear.kernels.vector_prep import vector_prep
@@ -31,9 +24,7 @@ _prep, _scan, _merge = (
 _grad = NamedLauncher(vector_grad)
 
 
-def _sum_matrices(
-    chunk: int, exclusive: bool, dtype: torch.dtype, device: torch.device
-) -> Tensor:
+def _sum_matrices(chunk: int, exclusive: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
     i = torch.arange(chunk, device=device)[:, None]
     t = torch.arange(chunk, device=device)[None, :]
     upto = t < i if exclusive else t <= i
@@ -49,9 +40,7 @@ def _sum_matrices(
 _cached_matrices = functools.lru_cache(maxsize=32)(_sum_matrices)
 
 
-def sum_matrices(
-    chunk: int, exclusive: bool, dtype: torch.dtype, device: torch.device
-) -> Tensor:
+def sum_matrices(chunk: int, exclusive: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
     """0/1 matrices `[2 + log2(chunk), chunk, chunk]` whose products with gates are sums over tokens.
 
     0: up to and with the token (``exclusive``: without it); 1: after it; then the levels of the tree: blocks of chunk,
@@ -87,15 +76,9 @@ class Work:
         if plan is None:
             dtype = str(k.dtype).removeprefix("torch.")
             fits = aligned(k, v) and (q is None or aligned(q))
-            plan = vector_plan(
-                self.chip, dtype, self.K, self.V, heads=sequences * self.H, aligned=fits
-            )
+            plan = vector_plan(self.chip, dtype, self.K, self.V, heads=sequences * self.H, aligned=fits)
         self.plan = plan
-        self.table = (
-            chunk_table(self.B, self.T, plan.chunk, cu_seqlens)
-            if table is None
-            else table
-        )
+        self.table = chunk_table(self.B, self.T, plan.chunk, cu_seqlens) if table is None else table
         self.N = self.table.sequences
         if segments is None:
             chunks = self.table.chunks // max(self.N, 1)
@@ -105,25 +88,9 @@ class Work:
         self.ragged = self.table.varlen or self.T % plan.chunk != 0
         self.raw = g.dtype == torch.bfloat16 and plan.gscore == "bf16"
         self.gtma = plan.tma and g.element_size() == 2 and aligned(g)
-        self.index = (
-            self.table.cu,
-            self.table.offsets,
-            self.T,
-            self.table.per_sequence,
-            self.H,
-        )
-        self.dims = {
-            "C": plan.chunk,
-            "K": self.K,
-            "KP": plan.kp,
-            "V": self.V,
-            "VP": plan.vp,
-        }
-        self.common = {
-            "PREC": plan.prec,
-            "VARLEN": self.table.varlen,
-            "ROWS": self.ragged,
-        }
+        self.index = (self.table.cu, self.table.offsets, self.T, self.table.per_sequence, self.H)
+        self.dims = {"C": plan.chunk, "K": self.K, "KP": plan.kp, "V": self.V, "VP": plan.vp}
+        self.common = {"PREC": plan.prec, "VARLEN": self.table.varlen, "ROWS": self.ragged}
         self.levels = plan.chunk.bit_length() - 1
 
     def new(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -171,27 +138,9 @@ class Work:
         p, C = self.plan, self.plan.chunk
         bv = p.bv_save if o is None else p.bv
         launch = p.save if o is None else p.scan
-        split = (
-            kernel.SUMMARY
-            if total is not None
-            else kernel.WHOLE
-            if entry is None
-            else kernel.STRETCH
-        )
-        parts = (
-            self.segments - 1
-            if split == kernel.SUMMARY
-            else self.segments
-            if split
-            else 1
-        )
-        otma = (
-            p.tma
-            and not self.ragged
-            and p.vp == self.V
-            and o is not None
-            and o.dtype == x.dtype
-        )
+        split = kernel.SUMMARY if total is not None else kernel.WHOLE if entry is None else kernel.STRETCH
+        parts = self.segments - 1 if split == kernel.SUMMARY else self.segments if split else 1
+        otma = p.tma and not self.ragged and p.vp == self.V and o is not None and o.dtype == x.dtype
         _scan(
             p.vp // bv * self.H * parts * self.N,
             (
@@ -218,16 +167,7 @@ class Work:
         p, slots = self.plan, self.N * self.segments * self.H
         entry = self.new(slots, p.vp, p.kp, dtype=torch.float32)
         total = self.new(slots, p.kp, dtype=torch.float32)
-        self._run(
-            x,
-            reverse=reverse,
-            o=None,
-            states=None,
-            h0=h0,
-            ht=None,
-            entry=entry,
-            total=total,
-        )
+        self._run(x, reverse=reverse, o=None, states=None, h0=h0, ht=None, entry=entry, total=total)
         size = p.vp * p.kp
         _merge(
             -(-size // 1024) * self.H * self.N, (entry, total, self.segments, self.H, size),
@@ -245,24 +185,11 @@ class Work:
         states = self.new(self.tiles_n * self.plan.vp, self.plan.kp) if save else None
         if entry is None:
             entry = self._entries(x, h0, reverse)
-        self._run(
-            x,
-            reverse=reverse,
-            o=o,
-            states=states,
-            h0=h0,
-            ht=final,
-            entry=entry,
-            total=None,
-        )
+        self._run(x, reverse=reverse, o=o, states=states, h0=h0, ht=final, entry=entry, total=None)
         return o, states, entry
 
     def grad(
-        self,
-        do: Tensor,
-        states: Tensor,
-        exits: Tensor | None,
-        dq_dtype: torch.dtype | None = None,
+        self, do: Tensor, states: Tensor, exits: Tensor | None, dq_dtype: torch.dtype | None = None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """(dq, dk, dg, du in fp32); only dq without ``exits``."""
         p, full = self.plan, exits is not None
@@ -270,20 +197,12 @@ class Work:
         dk = torch.empty_like(self.k) if full else None
         dg = torch.empty_like(self.g) if full else None
         bonus = full and self.u is not None
-        du = (
-            self.new(self.table.chunks, self.H, self.K, dtype=torch.float32)
-            if bonus
-            else None
-        )
+        du = self.new(self.table.chunks, self.H, self.K, dtype=torch.float32) if bonus else None
         gprec = "raw" if self.raw else p.prec
         block = (p.chunk, p.gkb)
         tma = p.tma and not self.ragged and p.kp == self.K and dq.dtype == self.k.dtype
         gtma = tma and dg is not None and dg.element_size() == 2
-        types = {
-            "QT": dq,
-            "KT": dq if dk is None else dk,
-            "GT": dq if dg is None else dg,
-        }
+        types = {"QT": dq, "KT": dq if dk is None else dk, "GT": dq if dg is None else dg}
         _grad(
             p.kp // p.gkb * self.H * self.table.chunks,
             (

@@ -47,9 +47,7 @@ class VectorPlan:
     grad: Launch
 
 
-def vector_plan(
-    chip: Chip, dtype: str, K: int, V: int, *, heads: int, aligned: bool = True
-) -> VectorPlan:
+def vector_plan(chip: Chip, dtype: str, K: int, V: int, *, heads: int, aligned: bool = True) -> VectorPlan:
     """The plan of a call: ``dtype`` of q, k, v, head dims, sequences times heads, whether descriptors can be used.
 
     Of ``heads`` only whether they fill the chip matters.
@@ -58,9 +56,7 @@ def vector_plan(
 
 
 @functools.lru_cache(maxsize=512)
-def _plan(
-    chip: Chip, dtype: str, K: int, V: int, few: bool, aligned: bool
-) -> VectorPlan:
+def _plan(chip: Chip, dtype: str, K: int, V: int, few: bool, aligned: bool) -> VectorPlan:
     half = dtype != "float32"
     interpreter = chip.vendor == "interpreter"
     kp, vp = pow2(K), pow2(V)
@@ -75,21 +71,15 @@ def _plan(
         score = gscore = "fp32"
         prec = gprec = "ieee" if interpreter else chip.exact
     if half:
-        bv = min(
-            vp, 128 if hopper and kp <= 128 and not few else 64 if kp <= 256 else 16
-        )
+        bv = min(vp, 128 if hopper and kp <= 128 and not few else 64 if kp <= 256 else 16)
         bv_save = min(vp, 64 if kp <= 256 else 16)
     else:
         # Wider blocks spill: each product of fp32 operands is three. The interpreter has no registers.
         bv = min(vp, 64 if interpreter else 16)
         bv_save = min(vp, 32 if kp <= 128 else 16)
     chunk = 64 if half else 32
-    scan = Launch(
-        8 if bv >= 128 or kp > 128 else 4, _stages(chip, chunk, kp, bv, half, True, 3)
-    )
-    save = Launch(
-        8 if kp > 128 else 4, _stages(chip, chunk, kp, bv_save, half, False, 3)
-    )
+    scan = Launch(8 if bv >= 128 or kp > 128 else 4, _stages(chip, chunk, kp, bv, half, True, 3))
+    save = Launch(8 if kp > 128 else 4, _stages(chip, chunk, kp, bv_save, half, False, 3))
     return VectorPlan(
         chunk=chunk,
         kp=kp,
@@ -113,14 +103,10 @@ def _plan(
     )
 
 
-def _stages(
-    chip: Chip, chunk: int, kp: int, bv: int, half: bool, output: bool, most: int
-) -> int:
+def _stages(chip: Chip, chunk: int, kp: int, bv: int, half: bool, output: bool, most: int) -> int:
     """How many steps of a scan fit in shared memory beside the tile that is stored."""
     size = 2 if half else 4
-    step = size * (
-        chunk * (kp * (2 if output else 1) + bv) + (chunk * chunk if output else 0)
-    )
+    step = size * (chunk * (kp * (2 if output else 1) + bv) + (chunk * chunk if output else 0))
     rest = size * bv * (chunk + kp)
     return max(1, min(most, (chip.smem - rest - 1024) // step))
 

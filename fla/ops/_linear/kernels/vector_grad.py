@@ -20,24 +20,8 @@ import triton
 import triton.language as tl
 
 from fla.ops._common.kernels import chunk_at
-from fla.ops._common.vector_math import (
-    ex2,
-    gate_sum,
-    grad_sum,
-    level_pairs,
-    load_tile,
-    narrow,
-    split_gates,
-    store_tile,
-)
-from fla.ops._linear.kernels.vector_prep import (
-    SHIFT,
-    SPAN,
-    UNSHIFT,
-    gate_bits,
-    gate_operand,
-    one_matrix,
-)
+from fla.ops._common.vector_math import ex2, gate_sum, grad_sum, level_pairs, load_tile, narrow, split_gates, store_tile
+from fla.ops._linear.kernels.vector_prep import SHIFT, SPAN, UNSHIFT, gate_bits, gate_operand, one_matrix
 
 
 @triton.jit
@@ -56,9 +40,7 @@ def put(
 ):  # fmt: skip
     """Store `[channels, tokens]` as rows of a `[rows, H, K]` tensor."""
     COLS: tl.constexpr = ((K & (K - 1)) != 0) or (K < KB)
-    store_tile(
-        p, tl.trans(x.to(OT)), row, n, h * K + c0, K - c0, H * K, C, KB, TMA, ROWS, COLS
-    )
+    store_tile(p, tl.trans(x.to(OT)), row, n, h * K + c0, K - c0, H * K, C, KB, TMA, ROWS, COLS)
 
 
 @triton.jit
@@ -113,17 +95,13 @@ def tree_pairs(
 ):  # fmt: skip
     qn = qn * scale
     tri = one_matrix(ones, 0, C)
-    xq = ex2(gate_sum(gh, gr, tl.trans(tri), SD, PREC, RAW)) * product(
-        QS, St, dot, PREC, ONE
-    )
+    xq = ex2(gate_sum(gh, gr, tl.trans(tri), SD, PREC, RAW)) * product(QS, St, dot, PREC, ONE)
     xk = xq
     xg = xq
     if FULL:
         xg = grad_sum(qn * xq, tri, SD, PREC, False) + ss[:, None]
         tru = one_matrix(ones, 1, C)
-        xk = ex2(gate_sum(gh, gr, tl.trans(tru), SD, PREC, RAW)) * product(
-            VX, Xt, vt, PREC, ONE
-        )
+        xk = ex2(gate_sum(gh, gr, tl.trans(tru), SD, PREC, RAW)) * product(VX, Xt, vt, PREC, ONE)
         xg += grad_sum(kn * xk, tru, SD, PREC, False)
     if BONUS:
         xq += own_q
@@ -176,11 +154,7 @@ def vector_grad(
     row, n = chunk_at(table, it, T, NT, C, VARLEN)
     if n <= 0:
         if FULL and BONUS:
-            tl.store(
-                du + (it.to(tl.int64) * H + h) * K + ck,
-                tl.zeros((KB,), tl.float32),
-                mask=ck < K,
-            )
+            tl.store(du + (it.to(tl.int64) * H + h) * K + ck, tl.zeros((KB,), tl.float32), mask=ck < K)
         return
     NVB: tl.constexpr = VP // VB
     ONE: tl.constexpr = NVB == 1
@@ -201,19 +175,11 @@ def vector_grad(
         VX = QS
     ss = tl.zeros((KB,), tl.float32)
     for b in tl.static_range(NVB):
-        dot = load_tile(
-            do, row, n, h * V + b * VB, V - b * VB, H * V, C, VB, False, ROWS, VC
-        )
-        vt = load_tile(
-            v, row, n, h * V + b * VB, V - b * VB, H * V, C, VB, False, ROWS, VC
-        )
-        St = load_tile(
-            states, w * VP + b * VB, VB, c0, KP, KP, VB, KB, False, False, False
-        )
+        dot = load_tile(do, row, n, h * V + b * VB, V - b * VB, H * V, C, VB, False, ROWS, VC)
+        vt = load_tile(v, row, n, h * V + b * VB, V - b * VB, H * V, C, VB, False, ROWS, VC)
+        St = load_tile(states, w * VP + b * VB, VB, c0, KP, KP, VB, KB, False, False, False)
         if FULL:
-            Xt = load_tile(
-                exits, w * VP + b * VB, VB, c0, KP, KP, VB, KB, False, False, False
-            )
+            Xt = load_tile(exits, w * VP + b * VB, VB, c0, KP, KP, VB, KB, False, False, False)
             ss += tl.sum(St.to(tl.float32) * Xt.to(tl.float32), 0)
         else:
             Xt = St
@@ -243,9 +209,7 @@ def vector_grad(
         if FULL:
             y = diag * qn * scale
             own_k = y * ut
-            tl.store(
-                du + (it.to(tl.int64) * H + h) * K + ck, tl.sum(y * kn, 1), mask=ck < K
-            )
+            tl.store(du + (it.to(tl.int64) * H + h) * K + ck, tl.sum(y * kn, 1), mask=ck < K)
     total = tl.sum(gl, 1)
     mild = FAST == 2
     if FAST == 1:

@@ -19,14 +19,7 @@ import triton
 import triton.language as tl
 
 from fla.ops._common.kernels import LOG2E, chunk_at
-from fla.ops._common.vector_math import (
-    ex2,
-    level_pairs,
-    load_tile,
-    narrow,
-    store_tile,
-    token_sum,
-)
+from fla.ops._common.vector_math import ex2, level_pairs, load_tile, narrow, store_tile, token_sum
 
 # Half the span: the factors of mild gates lie in 2^-64 .. 2^64.
 SHIFT = tl.constexpr(64.0)
@@ -78,26 +71,11 @@ def mild_scores(
     else:
         Ei = ex2((G + SHIFT) * -1.0)
     kc = kn * Ei
-    store_tile(
-        tiles,
-        narrow(kc * ex2(total + SHIFT)[None, :], DT),
-        t0 + C,
-        C,
-        c0,
-        KP,
-        KP,
-        C,
-        KB,
-        TMA,
-        False,
-        False,
-    )
+    store_tile(tiles, narrow(kc * ex2(total + SHIFT)[None, :], DT), t0 + C, C, c0, KP, KP, C, KB, TMA, False, False)
     if READ:
         qr = qn * ex2(G + SHIFT)
         P = tl.dot(narrow(qr, SD), tl.trans(narrow(kc, SD)), P, input_precision=PREC)
-        store_tile(
-            tiles, narrow(qr * UNSHIFT, DT), t0, C, c0, KP, KP, C, KB, TMA, False, False
-        )
+        store_tile(tiles, narrow(qr * UNSHIFT, DT), t0, C, c0, KP, KP, C, KB, TMA, False, False)
     return P
 
 
@@ -117,9 +95,7 @@ def tree_scores(
             P += tl.where(r[:, None] == r[None, :], tl.sum(qn * kn, 1)[:, None], 0.0)
         for lv in tl.range(0, LEVELS):
             f = ex2(token_sum(one_matrix(ones, 2 + lv, C), gs, GPREC))
-            s = tl.dot(
-                narrow(qn * f, SD), tl.trans(narrow(kn * f, SD)), input_precision=PREC
-            )
+            s = tl.dot(narrow(qn * f, SD), tl.trans(narrow(kn * f, SD)), input_precision=PREC)
             P += tl.where(level_pairs((C // 2) >> lv, C), s, 0.0)
     return P
 
@@ -198,15 +174,9 @@ def vector_prep(
         if READ:
             if b == NK - 1:
                 if BONUS:
-                    A = tl.where(
-                        r[:, None] > r[None, :],
-                        P,
-                        tl.where(r[:, None] == r[None, :], own[:, None], 0.0),
-                    )
+                    A = tl.where(r[:, None] > r[None, :], P, tl.where(r[:, None] == r[None, :], own[:, None], 0.0))
                 else:
                     A = tl.where(r[:, None] >= r[None, :], P, 0.0)
-                store_tile(
-                    mats, narrow(A, DT), w * C, C, 0, C, C, C, C, TMA, False, False
-                )
+                store_tile(mats, narrow(A, DT), w * C, C, 0, C, C, C, C, TMA, False, False)
                 P = tl.zeros((C, C), tl.float32)
                 own = tl.zeros((C,), tl.float32)
