@@ -249,6 +249,9 @@ def _bind(kernel: Any, args: tuple[Any, ...], values: tuple[Any, ...]) -> Callab
     lines.append(f"    launch({called})")
     exec("\n".join(lines), names)
     go: Callable[..., None] = names["go"]
+    # For `tape`, which writes several launches into one function.
+    if encode is not None or not matrices:
+        go.parts = called, names, dict(zip(matrices, encode or (), strict=True))  # type: ignore[attr-defined]
     # The functions above refer to each other: until they are collected they would keep the tensors of this call alive.
     args, stand_ins, final = (), (), ()
     return go

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fla.ops._common import tape
 from fla.ops._common.ahead import submit, wait
 from fla.ops._common.bound import Matrix, bind, hooks, plain
 
@@ -90,9 +91,13 @@ class Fixed:
         key.append(device)
         signature = tuple(key)
         if bits & 15:
+            if tape.recording is not None:
+                tape.note_launch(grid, args, None)
             self.fn[(grid,)](*plain(args), **self.meta, **self.options)
             return
         known = self._compiled.get(signature)
+        if tape.recording is not None:
+            tape.note_launch(grid, args, known)
         if known is not None:
             kernel, go, listening, stream = known
             if go is None or listening():

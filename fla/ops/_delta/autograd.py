@@ -11,6 +11,7 @@ from torch import Tensor
 from fla.backends import needs_backward
 from fla.ops._common.gates import needs_range, to_output
 from fla.ops._common.launch import aligned, on_device
+from fla.ops._common.tape import Body, taped
 from fla.ops._delta import scalar
 from fla.ops._delta.scalar import ScalarCall
 
@@ -22,6 +23,51 @@ def _empty_result(call: ScalarCall, v: Tensor, h0: Tensor | None, final: bool) -
     return torch.empty_like(v), v.new_zeros(size, dtype=torch.float32) if h0 is None else h0.float().clone()
 
 
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, A_log: Tensor | None, dt_bias: Tensor | None,
+    h0: Tensor | None, read: Tensor | None, call: ScalarCall, final: bool, save: bool,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """(o, final state) and, with ``save``, what the backward needs of its own."""
+    T, A, sc = scalar.prepare(call, q, k, v, g, beta, A_log, dt_bias, save, read)
+    entry = scalar.entries(call, q, k, v, T, A, sc, h0, read)
+    o, ht, _, _ = scalar.scan(call, q, k, v, T, A, sc, h0, entry, True, final, False, read)
+    return (o, ht, T, A, sc, entry) if save else (o, ht)
+
+
+def _backward(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, A_log: Tensor | None, dt_bias: Tensor | None,
+    h0: Tensor | None, read: Tensor | None, T: Tensor, A: Tensor, sc: Tensor, entry: Tensor | None, do: Tensor,
+    dht: Tensor | None, call: ScalarCall, into_state: bool,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    dh0 = torch.empty_like(h0) if into_state and h0 is not None else None
+    # The states are computed again: keeping them costs as much memory traffic as the pass itself.
+    _, _, S, U = scalar.scan(call, q, k, v, T, A, sc, h0, entry, False, False, True, read)
+    assert S is not None
+    assert U is not None
+    dv, X = scalar.reverse(call, q, k, do, T, A, sc, dht, dh0, read)
+    r = scalar.gradients(call, q, k, v, g, beta, A_log, dt_bias, do, dv, S, U, X, sc, read)
+    dg = None if r.dg is None or g is None else r.dg.to(g.dtype)
+    dA = dbias = None
+    if r.dy is not None and A_log is not None:
+        assert r.dg is not None
+        dA = r.dy.sum((0, 1)).reshape(A_log.shape).to(A_log.dtype)
+        if dt_bias is not None:
+            dbias = r.dg.sum((0, 1)).reshape(dt_bias.shape).to(dt_bias.dtype)
+    return r.dq, r.dk, dv, dg, r.dbeta.to(beta.dtype), dA, dbias, dh0, r.dread
+
+
+def _run(
+    call: ScalarCall, what: str, body: Body, inputs: tuple[Tensor | None, ...], *static: Any
+) -> tuple[Any, ...]:  # fmt: skip
+    """``body``, written out once where sizes say all: the chunks of packed sequences are data."""
+    if call.table.varlen:
+        return body(*inputs, call, *static)
+    # Rates and biases come in any shape.
+    shapes = tuple(None if x is None else x.shape for x in inputs[5:7])
+    found: tuple[Any, ...] = taped(call.tapes, (what, *static, shapes), body, inputs, call, *static)
+    return found
+
+
 class ScalarDelta(torch.autograd.Function):
     """(o, final state or None) of the delta rule with no or scalar decay; see `delta_rule`."""
 
@@ -30,42 +76,24 @@ class ScalarDelta(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, A_log: Tensor | None,
         dt_bias: Tensor | None, h0: Tensor | None, read: Tensor | None, call: ScalarCall, final: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        save = any(ctx.needs_input_grad)
-        T, A, sc = scalar.prepare(call, q, k, v, g, beta, A_log, dt_bias, save, read)
-        entry = scalar.entries(call, q, k, v, T, A, sc, h0, read)
-        o, ht, _, _ = scalar.scan(call, q, k, v, T, A, sc, h0, entry, True, final, False, read)
-        if save:
-            ctx.save_for_backward(q, k, v, g, beta, A_log, dt_bias, h0, read, T, A, sc, entry)
-            ctx.call = call
+        inputs = (q, k, v, g, beta, A_log, dt_bias, h0, read)
+        o, ht, *saved = _run(call, "forward", _forward, inputs, final, True)
+        ctx.save_for_backward(*inputs, *saved)
+        ctx.call = call
         ctx.set_materialize_grads(False)
-        assert o is not None
         return o, ht
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, do: Tensor | None, dht: Tensor | None = None) -> tuple[Tensor | None, ...]:
-        q, k, v, g, beta, A_log, dt_bias, h0, read, T, A, sc, entry = ctx.saved_tensors
-        call: ScalarCall = ctx.call
         if do is None and dht is None:
             return (None,) * 11
-        do = torch.zeros_like(v) if do is None else aligned(do)
+        saved = ctx.saved_tensors
+        do = torch.zeros_like(saved[2]) if do is None else aligned(do)
         dht = None if dht is None else dht.contiguous()
-        with on_device(q):
-            dh0 = torch.empty_like(h0) if ctx.needs_input_grad[7] else None
-            # The states are computed again: keeping them costs as much memory traffic as the pass itself.
-            _, _, S, U = scalar.scan(call, q, k, v, T, A, sc, h0, entry, False, False, True, read)
-            assert S is not None
-            assert U is not None
-            dv, X = scalar.reverse(call, q, k, do, T, A, sc, dht, dh0, read)
-            r = scalar.gradients(call, q, k, v, g, beta, A_log, dt_bias, do, dv, S, U, X, sc, read)
-        dg = None if r.dg is None or g is None else r.dg.to(g.dtype)
-        dA = dbias = None
-        if r.dy is not None and A_log is not None:
-            assert r.dg is not None
-            dA = r.dy.sum((0, 1)).reshape(A_log.shape).to(A_log.dtype)
-            if dt_bias is not None:
-                dbias = r.dg.sum((0, 1)).reshape(dt_bias.shape).to(dt_bias.dtype)
-        return r.dq, r.dk, dv, dg, r.dbeta.to(beta.dtype), dA, dbias, dh0, r.dread, None, None
+        with on_device(saved[0]):
+            grads = _run(ctx.call, "backward", _backward, (*saved, do, dht), ctx.needs_input_grad[7])
+        return *grads, None, None
 
 
 def _c(x: Tensor | None) -> Tensor | None:
@@ -106,8 +134,5 @@ def delta_rule(
         inputs = (q, k, v, g, beta, A_log, dt_bias, h0, read)
         if needs_backward(inputs):
             return ScalarDelta.apply(*inputs, call, output_final_state)
-        T, A, sc = scalar.prepare(call, q, k, v, g, beta, A_log, dt_bias, False, read)
-        entry = scalar.entries(call, q, k, v, T, A, sc, h0, read)
-        out, final, _, _ = scalar.scan(call, q, k, v, T, A, sc, h0, entry, True, output_final_state, False, read)
-    assert out is not None
-    return out, final
+        out, state = _run(call, "forward", _forward, inputs, output_final_state, False)
+    return out, state

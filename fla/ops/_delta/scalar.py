@@ -54,6 +54,7 @@ class ScalarCall:
     segments: int = 1  # stretches that each sequence is cut into
     before: bool = False  # the state is read before its decay
     launches: dict[Any, Fixed] = field(default_factory=dict, compare=False, repr=False)
+    tapes: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def tail(self) -> bool:
