@@ -2,8 +2,9 @@
 
 """Time norms, activations and rotary embeddings on a GPU, beside fla-core and Liger-Kernel where they can be imported.
 
-`time_rows.py [ours] [variants] [compile]`: whole calls of `fla.modules`, forward and with backward, after a correctness
-gate; kernels by launch; or everything once, to fill the compiler's cache. `time_rows.py peer` / `liger`: the same calls
+`time_rows.py [ours] [variants] [first] [compile]`: whole calls of `fla.modules`, forward and with backward, after a
+correctness gate; kernels by launch; first calls (give an empty TRITON_CACHE_DIR); or everything once, to fill the
+compiler's cache. `time_rows.py peer` / `liger`: the same calls
 of the `fla` or `liger_kernel` that is on the path, in a process of its own. Times are medians of CUDA events with the
 L2 cache flushed between calls; the floor is the traffic of inputs and outputs at 4.3 TB/s (H200).
 """
@@ -149,12 +150,6 @@ def variants() -> Iterator[tuple[str, Callable[[], Any]]]:
     for name, (call, s, weight, g) in calls.items():
         base = policy.norm_plan(s.shape[-1], False)
         dy = torch.randn_like(s)
-        for rows, warps in ((1, 2), (1, 4), (1, 8), (2, 8)):
-            plan = dataclasses.replace(base, rows=rows * base.rows, forward=Launch(warps))
-            yield (
-                f"{name} fwd rows {plan.rows} warps {warps}",
-                lambda p=plan, a=(call, s, weight, None, None, g): engine.norm_forward(*a, plan=p),
-            )
         for rows, warps, stages, per_sm in (
             (1, 8, 3, 2), (1, 4, 3, 2), (1, 4, 4, 2), (1, 4, 3, 3), (1, 8, 4, 1), (1, 4, 4, 1), (1, 8, 3, 3),
         ):  # fmt: skip
@@ -168,7 +163,7 @@ def variants() -> Iterator[tuple[str, Callable[[], Any]]]:
                 f"{name} bwd rows {plan.back_rows} warps {warps} stages {stages} per sm {per_sm}",
                 lambda p=plan, a=args: engine.norm_backward(*a, plan=p),
             )
-    for block, warps in ((1024, 4), (2048, 4), (2048, 8), (4096, 8), (4096, 4)):
+    for block, warps in ((2048, 4), (4096, 8)):
 
         def run(fn: Any, block: int = block, warps: int = warps) -> Any:
             pointwise.BLOCK, pointwise.WARPS = block, warps
@@ -188,6 +183,7 @@ def variants() -> Iterator[tuple[str, Callable[[], Any]]]:
             return rotary.rotate(q, cos, sin, 0, None, False, False, False, q)
 
         yield f"rotary pair {pairs} {warps}", turn
+    yield "rotary interleaved", lambda: rotary.rotate(q, cos, sin, 0, None, True, False, False, q)
 
 
 def main() -> None:
@@ -209,6 +205,16 @@ def main() -> None:
             if wrong := check(name)[1]:
                 sys.exit(f"no timing: {name} {wrong}")
         whole("ours")
+    if "first" in what:
+        for name, fn, inputs, _, _ in cases("ours"):
+            t = time.perf_counter()
+            out = fn(*inputs)
+            torch.cuda.synchronize()
+            middle = time.perf_counter()
+            out = out if isinstance(out, tuple) else (out,)
+            torch.autograd.backward(out, [torch.ones_like(o) for o in out])
+            torch.cuda.synchronize()
+            print(f"first {name} {middle - t:.2f} + {time.perf_counter() - middle:.2f} s", flush=True)
     if "variants" in what:
         for name, fn in variants():
             print(f"{name} {median_ms(fn, 20):.4f}", flush=True)

@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-from fla.modules._kernels import sequence_of
+from fla.ops._common.bisect import sequence_of
 
 
 @triton.jit(do_not_specialize=["tokens", "T", "N", "steps"])

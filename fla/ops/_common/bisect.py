@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 # mypy: ignore-errors
-"""Device code shared by the kernels of the modules."""
+"""Device code that finds the sequence of a token."""
 
 import triton
 import triton.language as tl
