@@ -49,11 +49,18 @@ def gra(launch: Launch, block_k: int, block_v: int) -> dict:
 
 
 # Launches of each kernel that are compared at D = 128.
-FORWARD = {f"f{v}w{w}s{s}": fwd(L(w, s), v) for v, w, s in ((128, 8, 3), (64, 4, 3), (64, 4, 2))}
-STATES = {f"s{v}w{w}s{s}": sta(L(w, s), v) for v, w, s in ((128, 8, 2), (128, 8, 3), (64, 4, 2), (64, 4, 3))}
+FORWARD = {f"f{v}w{w}s{s}": fwd(L(w, s), v) for v, w, s in ((128, 8, 3), (64, 4, 3))}
+STATES = {f"s{v}w{w}s{s}": sta(L(w, s), v) for v, w, s in ((64, 4, 2), (64, 4, 3), (128, 8, 3))}
+DV = {
+    "r128w8s3": {"dv_scan": True, "block_v": 128, "reverse": L(8, 3)},
+    "r64w4s3": {"dv_scan": True, "block_v": 64, "reverse": L(4, 3)},
+    "r64w4s2": {"dv_scan": True, "block_v": 64, "reverse": L(4, 2)},
+    "o128w4": {"out": L(4, 1), "out_v": 128}, "o64w4": {"out": L(4, 1), "out_v": 64},
+    "o128w8": {"out": L(8, 1), "out_v": 128},
+}  # fmt: skip
 GRAD = {
-    "g64,128w4": gra(L(4), 64, 128), "g64,64w4": gra(L(4), 64, 64), "g128,128w8": gra(L(8), 128, 128),
-    "g128,128w4": gra(L(4), 128, 128), "g64,64w4r168": gra(L(4, 1, 168), 64, 64),
+    "g128,128w4": gra(L(4), 128, 128), "g128,64w4": gra(L(4), 128, 64), "g64,128w4": gra(L(4), 64, 128),
+    "g128,128w8": gra(L(8), 128, 128),
 }  # fmt: skip
 
 # name -> (input settings, plan changes)
@@ -95,7 +102,7 @@ CASES: dict[str, tuple[dict, dict]] = {
     "fp32": ({"T": 150, "H": 2, "K": 64, "dtype": F32}, {}),
     "fp32 128": ({"T": 150, "H": 2, "dtype": F32, "initial": True}, {}),
     "fp32 256": ({"T": 100, "H": 2, "K": 256, "dtype": F32}, {}),
-    **{f"v:{n}": ({"T": 200, "H": 4, "initial": True}, c) for n, c in {**FORWARD, **STATES, **GRAD}.items()},
+    **{f"v:{n}": ({"T": 200, "H": 4, "initial": True}, c) for n, c in {**FORWARD, **STATES, **DV, **GRAD}.items()},
     "v:desc K16 V32": ({"T": 130, "H": 2, "K": 16, "V": 32}, {"descriptors": True}),
     "v:desc K32 V16": ({"T": 130, "H": 2, "K": 32, "V": 16}, {"descriptors": True}),
 }
@@ -260,8 +267,8 @@ def kernels(shape: str, gate: str | None = "token", run: bool = True) -> None:
     clock("sums", "", {})
     for name, change in FORWARD.items():
         clock("forward", name, change)
-    S, X = clock("states", "plan", {})
-    for name, change in STATES.items():
+    S, X, _ = clock("states", "plan", {})
+    for name, change in {**STATES, **DV}.items():
         clock("states", name, change)
     for name, change in GRAD.items():
         clock("grad", name, change, S, X)

@@ -51,7 +51,7 @@ def compile_call(
         decays = Decays(scalar.decay_sums(call, g), gamma)
         entry = scalar.entries(call, k, v, decays, h0)
         scalar.forward(call, q, k, v, decays, h0, entry, True)
-        S, X = scalar.states(call, q, k, v, v, decays, h0, h0, torch.empty_like(h0), entry)
+        S, X, _ = scalar.states(call, q, k, v, v, decays, h0, h0, torch.empty_like(h0), entry)
         scalar.gradients(call, q, k, v, g, decays, v, S, X)
     return seen
 

@@ -54,8 +54,8 @@ class ScalarLinear(torch.autograd.Function):
             dh0 = torch.empty_like(h0) if ctx.needs_input_grad[5] else None
             decays = Decays(sums, gamma)
             # The states are computed again: keeping them costs as much memory traffic as the pass itself.
-            S, X = scalar.states(call, q, k, v, do, decays, h0, dht, dh0, entry)
-            dq, dk, dv, dg = scalar.gradients(call, q, k, v, g, decays, do, S, X)
+            S, X, dv = scalar.states(call, q, k, v, do, decays, h0, dht, dh0, entry)
+            dq, dk, dg = scalar.gradients(call, q, k, v, g, decays, do, S, X)
         return dq, dk, dv, dg, None, dh0, None, None
 
 

@@ -105,8 +105,8 @@ class NormalizedLinear(torch.autograd.Function):
             dz0 = torch.empty(shape, dtype=torch.float32, device=q.device) if z0 is None else torch.empty_like(z0)
             dr, dden = quotient_grad(call, do, o, inverse)
             x = sums_before(call, q, dden, dzt, dz0, True)
-            S, X = scalar.states(call, q, k, v, dr, _NONE, h0, dht, dh0, entry)
-            dq, dk, dv, _ = scalar.gradients(call, q, k, v, None, _NONE, dr, S, X, (dden, z, x))
+            S, X, dv = scalar.states(call, q, k, v, dr, _NONE, h0, dht, dh0, entry)
+            dq, dk, _ = scalar.gradients(call, q, k, v, None, _NONE, dr, S, X, (dden, z, x))
         return dq, dk, dv, dh0, dz0 if ctx.needs_input_grad[4] else None, None, None
 
 

@@ -25,8 +25,10 @@ class ScalarPlan:
         one_scan: whether the forward pass is one scan, for which K must fit in one block; else states, then outputs.
         block_k: columns of K of a tile.
         block_v: columns of V of a program of the forward scan.
-        states_v: the same of the passes over states and of the outputs.
+        states_v: the same of the passes over states.
+        dv_scan: whether dv comes from a scan of its own, for which K must fit in one block; else chunk by chunk.
         grad_k, grad_v: blocks of the chunk gradient.
+        out_v: columns of V of a program of what is local to a chunk in outputs and in dv.
     """
 
     chunk: int
@@ -38,7 +40,10 @@ class ScalarPlan:
     states_v: int
     grad_k: int
     grad_v: int
+    out_v: int
+    dv_scan: bool
     forward: Launch
+    reverse: Launch
     states: Launch
     out: Launch
     grad: Launch
@@ -59,8 +64,8 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool) -> S
         scan = Launch(4, 1 if wide else 2)
         bv, grad_k = (min(bv, 32), min(bk, 32)) if wide else (bv, bk)
         return ScalarPlan(
-            32, False, chip.exact if wide else chip.wide, one_scan, bk, bv, bv, grad_k, bv, scan, scan, Launch(4, 1),
-            Launch(4),
+            32, False, chip.exact if wide else chip.wide, one_scan, bk, bv, bv, grad_k, bv, bv, False, scan, scan, scan,
+            Launch(4, 1), Launch(4),
         )  # fmt: skip
     bk, bv = min(pow2(K), 128), min(pow2(V), 128)
     # Two V blocks a head only where all programs still run at once: one program fills a multiprocessor.
@@ -71,10 +76,10 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool) -> S
     narrow = bk < 32 or bv < 32
     # Descriptor loads that nothing pipelines have gone wrong before (findings/gdn-forward, lesson 8).
     descriptors = chip.descriptors and K % bk == 0 and V % bv == 0 and stages > 1 and not narrow
+    launch = Launch(8 if block_v > 64 else 4, stages)
     return ScalarPlan(
-        64, descriptors, chip.wide, pow2(K) <= 128, bk, block_v, bv, min(bk, 64), min(bv, 64),
-        Launch(8 if block_v > 64 else 4, stages),
-        Launch(8 if bv > 64 else 4, min(stages, 2)), Launch(4, 1), Launch(4),
+        64, descriptors, chip.wide, pow2(K) <= 128, bk, block_v, min(bv, 64), bk, bv, bv, False, launch, launch,
+        Launch(4, 3 if few else 2), Launch(4, 1), Launch(4),
     )  # fmt: skip
 
 

@@ -16,12 +16,13 @@ from fla.ops._linear.kernels import scalar_states as kernel
 from fla.ops._linear.kernels.scalar_decode import scalar_recurrent
 from fla.ops._linear.kernels.scalar_grad import scalar_grad
 from fla.ops._linear.kernels.scalar_out import scalar_out
+from fla.ops._linear.kernels.scalar_reverse import scalar_reverse
 from fla.ops._linear.kernels.scalar_scan import HEAD_DECAY, NO_DECAY, TOKEN_DECAY, scalar_scan, scalar_sums
 from fla.ops._linear.policy import ScalarPlan, scalar_plan, time_segments
 
 _sums, _scan, _states = Launcher(scalar_sums), Launcher(scalar_scan), Launcher(kernel.scalar_states)
 _merge, _out, _grad = Launcher(kernel.scalar_merge), Launcher(scalar_out), Launcher(scalar_grad)
-_recurrent = Launcher(scalar_recurrent)
+_reverse, _recurrent = Launcher(scalar_reverse), Launcher(scalar_recurrent)
 _PLAIN = {"num_warps": 4, "num_stages": 1}
 
 
@@ -169,6 +170,25 @@ def entries(call: ScalarCall, k: Tensor, v: Tensor, decays: Decays, h0: Tensor |
     return _merged(call, entry, total, False)
 
 
+def _run_out(
+    call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, S: Tensor, decays: Decays, inverse: Tensor | None, o: Tensor,
+    reverse: bool,
+) -> None:  # fmt: skip
+    p, t = call.plan, call.table
+    bv = p.out_v
+    args = (
+        q, k, v, S, *decays.args(k), k if inverse is None else inverse, o, k if t.rows is None else t.rows, call.T,
+        t.per_sequence, call.H, call.scale,
+    )  # fmt: skip
+    meta = {
+        "K": call.K, "V": call.V, "BK": p.block_k, "BV": bv, "C": p.chunk, "DECAY": call.decay,
+        "NORM": inverse is not None, "REVERSE": reverse, "VARLEN": t.varlen,
+        "FULL": not t.varlen and not call.T % p.chunk and not call.K % p.block_k and not call.V % bv, "DOT": p.dot,
+        "STAGES": p.out.stages,
+    }  # fmt: skip
+    _out(-(-call.V // bv) * call.tiles, args, meta, p.out.options(call.chip), (q, k, v, decays.gamma, t.cu))
+
+
 def forward(
     call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, decays: Decays, h0: Tensor | None, entry: Tensor | None,
     final: bool, inverse: Tensor | None = None,
@@ -181,15 +201,7 @@ def forward(
         S = k.new_empty(call.tiles, call.V, call.K)
         split = kernel.WHOLE if entry is None else kernel.STRETCH
         _run_states(call, decays, kernel.STATES, split, k=k, v=v, S=S, h0=h0, ht=ht, entry=entry)
-        args = (
-            q, k, v, S, *decays.args(k), k if inverse is None else inverse, o, k if t.rows is None else t.rows, call.T,
-            t.per_sequence, call.H, call.scale,
-        )  # fmt: skip
-        meta = {
-            "K": call.K, "V": call.V, "BK": p.block_k, "BV": p.states_v, "C": p.chunk, "DECAY": call.decay,
-            "NORM": inverse is not None, "VARLEN": t.varlen, "DOT": p.dot, "STAGES": p.out.stages,
-        }  # fmt: skip
-        _out(-(-call.V // p.states_v) * call.tiles, args, meta, p.out.options(call.chip), (q, k, v, decays.gamma))
+        _run_out(call, q, k, v, S, decays, inverse, o, False)
         return o, ht
     bk, bv = p.block_k, p.block_v
     args = (
@@ -211,9 +223,9 @@ def forward(
 def states(
     call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, do: Tensor, decays: Decays, h0: Tensor | None,
     dht: Tensor | None, dh0: Tensor | None, entry: Tensor | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The state before each chunk and its gradient after it, `[chunks * H, V, K]`; fills ``dh0`` where given."""
-    back = None
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The state before each chunk, its gradient after it (`[chunks * H, V, K]`) and dv; fills ``dh0`` where given."""
+    p, back = call.plan, None
     split = kernel.WHOLE
     if entry is not None:
         back, total = _entries(call, k)
@@ -221,24 +233,51 @@ def states(
         _merged(call, back, total, True)
         split = kernel.STRETCH
     S, X = k.new_empty(call.tiles, call.V, call.K), k.new_empty(call.tiles, call.V, call.K)
-    _run_states(
-        call, decays, kernel.BOTH, split, q=q, k=k, v=v, do=do, S=S, X=X, h0=h0, dht=dht, dh0=dh0, entry=entry,
-        back=back,
+    dv = torch.empty_like(v)
+    if p.dv_scan:
+        _run_states(call, decays, kernel.STATES, split, k=k, v=v, S=S, h0=h0, entry=entry)
+        _run_reverse(call, q, k, do, decays, dht, back, dv, X, dh0)
+    else:
+        _run_states(
+            call, decays, kernel.BOTH, split, q=q, k=k, v=v, do=do, S=S, X=X, h0=h0, dht=dht, dh0=dh0, entry=entry,
+            back=back,
+        )  # fmt: skip
+        _run_out(call, k, q, do, X, decays, None, dv, True)
+    return S, X, dv
+
+
+def _run_reverse(
+    call: ScalarCall, q: Tensor, k: Tensor, do: Tensor, decays: Decays, dht: Tensor | None, entry: Tensor | None,
+    dv: Tensor, X: Tensor, dh0: Tensor | None,
+) -> None:  # fmt: skip
+    p, bk, bv = call.plan, call.plan.block_k, call.plan.block_v
+    args = (
+        q, k, do, call.rows(q, call.K, bk), call.rows(k, call.K, bk), call.rows(do, call.V, bv), *decays.args(k), dv,
+        call.rows(dv, call.V, bv), X, call.states(X, bv, bk), k if dht is None else dht, k if dh0 is None else dh0,
+        k if entry is None else entry, *call.index(k), int(dht is not None), int(dh0 is not None), call.segments,
+        call.scale,
     )  # fmt: skip
-    return S, X
+    meta = {
+        "K": call.K, "V": call.V, "BK": bk, "BV": bv, "C": p.chunk, "DECAY": call.decay, "SPLIT": entry is not None,
+        "VFIRST": call.v_first, "VARLEN": call.table.varlen, "DESC": p.descriptors, "DOT": p.dot,
+        "STAGES": p.reverse.stages,
+    }  # fmt: skip
+    given = (q, k, do, decays.gamma, dht, dh0, call.table.cu)
+    grid = -(-call.V // bv) * call.H * call.segments * call.table.sequences
+    _reverse(grid, args, meta, p.reverse.options(call.chip), given)
 
 
 def gradients(
     call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, decays: Decays, do: Tensor, S: Tensor,
     X: Tensor, norm: tuple[Tensor, Tensor, Tensor] | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """(dq, dk, dv, dg in g's dtype or None).
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """(dq, dk, dg in g's dtype or None).
 
     ``norm``: gradient of the denominators `[B, T, H]`, sums of keys before and of weighted queries after each chunk.
     """
     p, t, bk, bv = call.plan, call.table, call.plan.grad_k, call.plan.grad_v
     blocks, rows = -(-call.K // bk), call.B * call.T
-    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    dq, dk = torch.empty_like(q), torch.empty_like(k)
     dg = None
     if g is not None:
         # Shares of the blocks stay fp32; what is final is written in the caller's dtype at once.
@@ -252,7 +291,7 @@ def gradients(
         call.states(X, bv, bk),
     )  # fmt: skip
     gates = (*decays.args(k), k if g is None else g, *((k, k, k) if norm is None else norm))
-    out = (dq, call.rows(dq, call.K, bk), dk, call.rows(dk, call.K, bk), dv, call.rows(dv, call.V, bv))
+    out = (dq, call.rows(dq, call.K, bk), dk, call.rows(dk, call.K, bk))
     rest = (k if dg is None else dg, k if t.rows is None else t.rows, *call.index(k), rows, call.scale)
     meta = {
         "K": call.K, "V": call.V, "BK": bk, "BV": bv, "C": p.chunk, "DECAY": call.decay,
@@ -263,12 +302,12 @@ def gradients(
     if not p.descriptors or t.varlen or p.chunk <= call.T:
         _grad(blocks * call.tiles, (*main, *gates, *out, *rest), meta, options, given)
     if p.descriptors and (t.varlen or call.T % p.chunk):
-        args = (q, k, v, do, q, k, S, S, X, X, *gates, dq, dq, dk, dk, dv, dv, *rest)
+        args = (q, k, v, do, q, k, S, S, X, X, *gates, dq, dq, dk, dk, *rest)
         meta = {**meta, "DESC": False, "TAILS": True}
         _grad(blocks * call.H * t.sequences, args, meta, options, given)
     if dg is not None and g is not None and blocks > 1:
         dg = dg.sum(0).to(g.dtype)
-    return dq, dk, dv, dg
+    return dq, dk, dg
 
 
 def decode_launch(K: int, v_first: bool) -> tuple[int, Launch]:

@@ -6,7 +6,6 @@
 With S the state before the chunk, X the gradient of the state after it, b and D as in `scalar_scan`:
 
     E = (v do^T) * D;   dk = E q + e^(b_L - b) (v X^T);   dq = scale e^b (do S^T) + E^T k
-    P = (k q^T) * D;    dv = e^(b_L - b) (k X) + P do
 
 dg_t is the sum of what token t decays: pairs of a key before it and a query from it on, keys before it with X, queries
 from it on with S, and S with X. The diagonal of E decays nothing, so it stays out of the sums and is added to dq and
@@ -26,7 +25,7 @@ from fla.ops._linear.kernels.scalar_scan import FLOOR, chunk_decays, decayed_sco
 
 @triton.jit
 def _chunk_grad(
-    q, k, v, do, qd, kd, St, Sd, Xt, Xd, sums, gamma, g, dden, z, x, dq, dqd, dk, dkd, dv, dvd, dg, row, n, tile, h,
+    q, k, v, do, qd, kd, St, Sd, Xt, Xd, sums, gamma, g, dden, z, x, dq, dqd, dk, dkd, dg, row, n, tile, h,
     kb0, H, rows, scale, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
     DECAY: tl.constexpr, NORM: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
@@ -34,7 +33,6 @@ def _chunk_grad(
     # all in flight.
     D1: tl.constexpr = 2 if DESC else 0
     NV: tl.constexpr = (V + BV - 1) // BV
-    NK: tl.constexpr = (K + BK - 1) // BK
     dt: tl.constexpr = q.dtype.element_ty
     rr = tl.arange(0, C)
     k0 = kb0 * BK
@@ -108,45 +106,11 @@ def _chunk_grad(
         gt = tl.load(g + at, mask=rr < n, other=0.0).to(tl.float32)
         dgt = tl.where(gt * LOG2E > FLOOR, dgt, 0.0)
         tl.store(dg + at + kb0.to(tl.int64) * rows * H, dgt.to(dg.dtype.element_ty), mask=rr < n)
-    # dv needs all of K: its blocks are shared out among the programs of the chunk.
-    P = tl.dot(kt, tl.trans(qt), input_precision=DOT)
-    if NK == 1:
-        Pb = decayed_scores(P, b, scale, C, DECAY, 0).to(dt)
-        U = tl.dot(kt, tl.trans(X), input_precision=DOT)
-        if DECAY:
-            U = U * tl.exp2(last - b)[:, None]
-        U = tl.dot(Pb, dot, U, input_precision=DOT)
-        store_rows(dv, dvd, U.to(dt), row, n, h, H, 0, V, BV, C, DESC)
-        for j in tl.range(1, NV, num_stages=1):
-            Xj = load_tile(Xt, Xd, tile, j * BV, k0, V, K, BV, BK, DESC)
-            U = tl.dot(kt, tl.trans(Xj), input_precision=DOT)
-            if DECAY:
-                U = U * tl.exp2(last - b)[:, None]
-            dj = load_rows(do, do, row, n, h, H, j * BV, V, BV, C, D1)
-            U = tl.dot(Pb, dj, U, input_precision=DOT)
-            store_rows(dv, dvd, U.to(dt), row, n, h, H, j * BV, V, BV, C, DESC)
-    else:
-        for i in tl.range(1, NK, num_stages=1):
-            ki = ((kb0 + i) % NK) * BK
-            qi = load_rows(q, q, row, n, h, H, ki, K, BK, C, D1)
-            P = tl.dot(load_rows(k, k, row, n, h, H, ki, K, BK, C, D1), tl.trans(qi), P, input_precision=DOT)
-        Pb = decayed_scores(P, b, scale, C, DECAY, 0).to(dt)
-        for j in tl.range(kb0, NV, NK, num_stages=1):
-            U = tl.zeros((C, BV), tl.float32)
-            for i in tl.range(0, NK, num_stages=1):
-                Xj = load_tile(Xt, Xd, tile, j * BV, i * BK, V, K, BV, BK, DESC)
-                ki = load_rows(k, k, row, n, h, H, i * BK, K, BK, C, D1)
-                U = tl.dot(ki, tl.trans(Xj), U, input_precision=DOT)
-            if DECAY:
-                U = U * tl.exp2(last - b)[:, None]
-            dj = load_rows(do, do, row, n, h, H, j * BV, V, BV, C, D1)
-            U = tl.dot(Pb, dj, U, input_precision=DOT)
-            store_rows(dv, dvd, U.to(dt), row, n, h, H, j * BV, V, BV, C, DESC)
 
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "rows"])
 def scalar_grad(
-    q, k, v, do, qd, kd, St, Sd, Xt, Xd, sums, gamma, g, dden, z, x, dq, dqd, dk, dkd, dv, dvd, dg, table, cu, offsets,
+    q, k, v, do, qd, kd, St, Sd, Xt, Xd, sums, gamma, g, dden, z, x, dq, dqd, dk, dkd, dg, table, cu, offsets,
     T, NT, H, rows, scale, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
     DECAY: tl.constexpr, NORM: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr, TAILS: tl.constexpr,
     DOT: tl.constexpr,
@@ -176,6 +140,6 @@ def scalar_grad(
         elif n <= 0:
             return
     _chunk_grad(
-        q, k, v, do, qd, kd, St, Sd, Xt, Xd, sums, gamma, g, dden, z, x, dq, dqd, dk, dkd, dv, dvd, dg, row, n,
+        q, k, v, do, qd, kd, St, Sd, Xt, Xd, sums, gamma, g, dden, z, x, dq, dqd, dk, dkd, dg, row, n,
         it * H + h, h, kb0, H, rows, scale, K, V, BK, BV, C, DECAY, NORM, DESC, DOT,
     )  # fmt: skip

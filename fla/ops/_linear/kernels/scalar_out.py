@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
 # mypy: ignore-errors
-"""Outputs of linear attention with one decay per head and token from the states before the chunks.
+"""What is local to a chunk in the outputs of linear attention and in the gradient of v, from states or theirs.
 
-For K of more than one block, whose state a scan cannot hold: `scalar_states` first, then this, a program a chunk, head
-and block of V, with b and D as in `scalar_scan`:
+After `scalar_states`, a program a chunk, head and block of V, with b, L and D as in `scalar_scan`:
 
-    o = scale (q S) e^b + (q k^T * D) v
+    o = scale e^b (q S) + (q k^T * D) v;     REVERSE: dv = e^(b_L - b) (k X) + (k q^T * D^T) do, which is the same with
+    q and k, v and do, states and their gradients exchanged
 """
 
 import triton
@@ -19,8 +19,8 @@ from fla.ops._linear.kernels.scalar_scan import chunk_decays, decayed_scores, ro
 @triton.jit(do_not_specialize=["T", "NT", "H"])
 def scalar_out(
     q, k, v, St, sums, gamma, inverse, o, table, T, NT, H, scale, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
-    BV: tl.constexpr, C: tl.constexpr, DECAY: tl.constexpr, NORM: tl.constexpr, VARLEN: tl.constexpr, DOT: tl.constexpr,
-    STAGES: tl.constexpr,
+    BV: tl.constexpr, C: tl.constexpr, DECAY: tl.constexpr, NORM: tl.constexpr, REVERSE: tl.constexpr,
+    VARLEN: tl.constexpr, FULL: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     NV: tl.constexpr = (V + BV - 1) // BV
     NK: tl.constexpr = (K + BK - 1) // BK
@@ -32,23 +32,31 @@ def scalar_out(
     row, n = chunk_at(table, it, T, NT, C, VARLEN)
     if n <= 0:
         return
+    # Whole chunks need no masks.
+    F: tl.constexpr = 2 if FULL else 0
     tile = it * H + h
     a = tl.zeros((C, C), tl.float32)
     oo = tl.zeros((C, BV), tl.float32)
     for j in tl.range(0, NK, num_stages=STAGES):
-        qt = load_rows(q, q, row, n, h, H, j * BK, K, BK, C, 0)
-        kt = load_rows(k, k, row, n, h, H, j * BK, K, BK, C, 0)
-        S = load_tile(St, St, tile, v0, j * BK, V, K, BV, BK, 0)
+        qt = load_rows(q, q, row, n, h, H, j * BK, K, BK, C, F)
+        kt = load_rows(k, k, row, n, h, H, j * BK, K, BK, C, F)
+        S = load_tile(St, St, tile, v0, j * BK, V, K, BV, BK, F)
         a = tl.dot(qt, tl.trans(kt), a, input_precision=DOT)
         oo = tl.dot(qt, tl.trans(S), oo, input_precision=DOT)
-    b, _last = chunk_decays(sums, gamma, tile, n, h, C, DECAY)
-    if DECAY:
-        oo = oo * (tl.exp2(b) * scale)[:, None]
+    b, last = chunk_decays(sums, gamma, tile, n, h, C, DECAY)
+    if REVERSE:
+        if DECAY:
+            oo = oo * tl.exp2(last - b)[:, None]
+        a = decayed_scores(a, b, scale, C, DECAY, 0).to(dt)
     else:
-        oo = oo * scale
-    a = decayed_scores(a, b, scale, C, DECAY, 1).to(dt)
-    vt = load_rows(v, v, row, n, h, H, v0, V, BV, C, 0)
+        if DECAY:
+            oo = oo * (tl.exp2(b) * scale)[:, None]
+        else:
+            oo = oo * scale
+        a = decayed_scores(a, b, scale, C, DECAY, 1).to(dt)
+    vt = load_rows(v, v, row, n, h, H, v0, V, BV, C, F)
     oo = tl.dot(a, vt, oo, input_precision=DOT)
     if NORM:
         oo = oo * row_factors(inverse, row, n, h, H, C)[:, None]
-    store_rows(o, o, narrow(oo, dt), row, n, h, H, v0, V, BV, C, 0)
+    # A gradient that float16 cannot hold shows as infinity: whoever scales losses looks for it.
+    store_rows(o, o, oo.to(dt) if REVERSE else narrow(oo, dt), row, n, h, H, v0, V, BV, C, 0)
