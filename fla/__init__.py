@@ -25,7 +25,7 @@ _HOME = {
     **{name: "fla.models" for name in _models if not name.endswith("Config")},
 }
 _PACKAGES = frozenset(
-    {"backends", "cli", "convert", "layers", "models", "modules", "ops", "settings", "testing", "utils"}
+    {"backends", "cli", "convert", "decoding", "layers", "models", "modules", "ops", "settings", "testing", "utils"}
 )
 
 __all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -143,7 +143,7 @@ def measure_decode(args: argparse.Namespace, name: str) -> Iterator[dict[str, An
 
     model = build(name, args.device, args.tiny).eval()
     try:
-        from fla.models.static_decode import StaticDecode
+        from fla.decoding import StaticDecode
     except ImportError:
         StaticDecode = None  # type: ignore[assignment,misc]
     for batch in args.decode_batches:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from fla.decoding import StaticDecode
 from fla.layers.attn import Attention
 from fla.models._index import FAMILIES
-from fla.models.static_decode import StaticDecode
 from fla.models.utils import Cache
 from fla.utils import assert_close
 
