@@ -4,8 +4,9 @@
 
 A program walks a stretch of time with a block of channels. A tile is `[BT, W, BD]`: ``W`` runs of ``BT`` tokens side by
 side, so that every thread scans tokens of its own one after another; then the runs are joined, and with them the state
-that the tile starts from, while the loads of the next tiles are in flight. Where channels alone leave the chip idle, time is cut into stretches: a first launch (``SUMMARY``) sums up what each stretch does to a state, and every
-program of the second joins the summaries before its own. Only products of decays are formed, so any gate is exact.
+that the tile starts from, while the loads of the next tiles are in flight. Where channels alone leave the chip idle,
+time is cut into stretches: a first launch (``SUMMARY``) sums up what each stretch does to a state, and every program of
+the second joins the summaries before its own. Only products of decays are formed, so any gate is exact.
 """
 
 import triton
