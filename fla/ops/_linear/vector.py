@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fla.ops._common.device_index import ChunkTable, chunk_table
-from fla.ops._common.policy import Chip, chip_of
+from fla.ops._common.policy import Chip, Launch, chip_of
 from fla.ops._common.vector_launch import ONES_TYPES, TL_TYPES, NamedLauncher, aligned, matrix_of, rows_of
 from fla.ops._linear.kernels import vector_scan as kernel
 from fla.ops._linear.kernels.vector_grad import vector_grad
@@ -189,22 +189,24 @@ class Work:
         return o, states, entry
 
     def grad(
-        self, do: Tensor, states: Tensor, exits: Tensor | None, dq_dtype: torch.dtype | None = None
+        self, do: Tensor, states: Tensor, exits: Tensor | None, dtype: torch.dtype | None = None, soft: bool = False
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        """(dq, dk, dg, du in fp32); only dq without ``exits``."""
+        """(dq, dk, dg, du in fp32); only dq without ``exits``; ``soft``: its softmax over channels."""
         p, full = self.plan, exits is not None
-        dq = torch.empty_like(self.k, dtype=dq_dtype)
+        gkb = p.kp if soft else p.gkb
+        launch = Launch(8) if gkb > p.gkb else p.grad
+        dq = torch.empty_like(self.k, dtype=dtype)
         dk = torch.empty_like(self.k) if full else None
         dg = torch.empty_like(self.g) if full else None
         bonus = full and self.u is not None
         du = self.new(self.table.chunks, self.H, self.K, dtype=torch.float32) if bonus else None
         gprec = "raw" if self.raw else p.prec
-        block = (p.chunk, p.gkb)
+        block = (p.chunk, gkb)
         tma = p.tma and not self.ragged and p.kp == self.K and dq.dtype == self.k.dtype
         gtma = tma and dg is not None and dg.element_size() == 2
         types = {"QT": dq, "KT": dq if dk is None else dk, "GT": dq if dg is None else dg}
         _grad(
-            p.kp // p.gkb * self.H * self.table.chunks,
+            p.kp // gkb * self.H * self.table.chunks,
             (
                 self.decay, self.q if full else None, self.k, self.g, self.u, self.v, do, states, exits,
                 self.ones(torch.bfloat16 if p.gscore == "bf16" else torch.float32), self.table.rows,
@@ -213,11 +215,11 @@ class Work:
                 self.T, self.table.per_sequence, self.H, self.scale,
             ),
             {
-                "KB": p.gkb, "VB": p.vb, "LEVELS": self.levels, "FULL": full, "BONUS": self.u is not None,
+                "KB": gkb, "VB": p.vb, "LEVELS": self.levels, "FULL": full, "SOFT": soft, "BONUS": self.u is not None,
                 "FAST": p.fast, "SD": TL_TYPES[p.gscore], "GPREC": gprec, "TMA": tma, "GTMA": gtma,
                 **{name: TL_TYPES[x.dtype] for name, x in types.items()}, **self.dims, **self.common,
             },
-            p.grad.options(self.chip),
+            launch.options(self.chip),
             given=(self.q, self.k, self.g, self.u, self.v, do, dq),
         )  # fmt: skip
         return dq, dk, dg, None if du is None else du.sum(0)

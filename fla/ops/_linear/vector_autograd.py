@@ -11,6 +11,9 @@ from torch import Tensor
 from fla.ops._common.launch import aligned, on_device
 from fla.ops._linear.vector import Work
 
+# The chunk gradient can take the softmax of up to so many channels along.
+SOFTMAX_AT_MOST = 128
+
 
 class KeyDecay(torch.autograd.Function):
     """``(o, final state or None)`` with a decay per key channel; see `vector_linear`."""
@@ -62,16 +65,19 @@ class ValueDecay(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, h0: Tensor | None, scale: float, v_first: bool,
-        final: bool, dtype: torch.dtype | None, cu_seqlens: Tensor | None, make: dict[str, Any],
+        final: bool, softmax: bool, cu_seqlens: Tensor | None, make: dict[str, Any],
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         work = Work(None, v, k, g, None, scale, not v_first, cu_seqlens, **make)
         work.prep()
         ht = work.state() if final else None
         _, states, entry = work.scan(k, h0, final=ht, out=False, save=True)
         assert states is not None
-        o, _, _, _ = work.grad(q, states, None, dtype)
+        soft = softmax and work.plan.kp <= SOFTMAX_AT_MOST
+        o, _, _, _ = work.grad(q, states, None, torch.float32 if softmax and not soft else None, soft)
+        if softmax and not soft:
+            o = o.softmax(-1).to(q.dtype)
         if any(ctx.needs_input_grad):
-            ctx.save_for_backward(q, k, v, g, h0, entry)
+            ctx.save_for_backward(q, k, v, g, h0, entry, o if softmax else None)
             ctx.scale, ctx.v_first, ctx.kw = scale, not v_first, _same(work)
         ctx.set_materialize_grads(False)
         return o, ht
@@ -79,10 +85,14 @@ class ValueDecay(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, do: Tensor | None, dht: Tensor | None = None) -> tuple[Any, ...]:
-        q, k, v, g, h0, entry = ctx.saved_tensors
+        q, k, v, g, h0, entry, p = ctx.saved_tensors
         if do is None and dht is None:
             return (None,) * 11
-        do = torch.zeros_like(v) if do is None else aligned(do.to(v.dtype))
+        if do is None:
+            do = torch.zeros_like(v)
+        elif p is not None:
+            do = torch.ops.aten._softmax_backward_data(do, p, -1, v.dtype)
+        do = aligned(do)
         dht = None if dht is None else dht.contiguous()
         with on_device(q):
             work = Work(do, v, k, g, None, ctx.scale, ctx.v_first, None, **ctx.kw)
@@ -107,13 +117,13 @@ def vector_linear(
     q: Tensor, k: Tensor, v: Tensor, *, gk: Tensor | None = None, gv: Tensor | None = None, bonus: Tensor | None = None,
     scale: float | None = None, initial_state: Tensor | None = None, output_final_state: bool = False,
     reverse: bool = False, state_v_first: bool = False, cu_seqlens: Tensor | None = None,
-    dtype: torch.dtype | None = None, **make: Any,
+    softmax: bool = False, **make: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Linear attention with one decay per key channel (with or without a bonus) or per value channel; differentiable.
 
     q, k `[B, T, H, K]`, v `[B, T, H, V]` of one 16- or 32-bit dtype; gk `[B, T, H, K]` or gv `[B, T, H, V]`: natural
-    log decays, any float; bonus `[H, K]`: read the state before the token and the token with this weight. ``dtype``: of
-    the output with gv (None: of q). Arguments have been checked by the public functions.
+    log decays, any float; bonus `[H, K]`: read the state before the token and the token with this weight. ``softmax``:
+    with gv, of the outputs over their channels. Arguments have been checked by the public functions.
 
     Source: Yang et al., "Gated Linear Attention Transformers with Hardware-Efficient Training" (2023), section 4.
     """
@@ -126,7 +136,7 @@ def vector_linear(
         gk, gv = (None if x is None else x.flip(1) for x in (gk, gv))
         o, ht = vector_linear(
             q, k, v, gk=gk, gv=gv, bonus=bonus, scale=scale, initial_state=initial_state,
-            output_final_state=output_final_state, state_v_first=state_v_first, cu_seqlens=cu_seqlens, dtype=dtype,
+            output_final_state=output_final_state, state_v_first=state_v_first, cu_seqlens=cu_seqlens, softmax=softmax,
             **make,
         )  # fmt: skip
         return o.flip(1), ht if ht is None or cu_seqlens is None else ht.flip(0)
@@ -140,5 +150,5 @@ def vector_linear(
             return KeyDecay.apply(*args)
         assert gk is None
         return ValueDecay.apply(
-            q, k, v, gv, h0, scale, state_v_first, output_final_state, dtype, cu_seqlens, make
+            q, k, v, gv, h0, scale, state_v_first, output_final_state, softmax, cu_seqlens, make
         )  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fla.ops._common.gates import without_autocast
@@ -57,9 +56,7 @@ def _gsa(
     k, v, s, g = (_repeat(x, groups, 2) for x in (k, v, s.to(q.dtype), g))
     hk, hv = (None if x is None else _repeat(x, groups, 1) for x in (hk, hv))
     options: dict[str, Any] = {"output_final_state": final, "reverse": reverse, "cu_seqlens": cu_seqlens}
-    # The softmax sees scores that were never rounded.
-    scores, hk = vector_linear(q, k, s, gv=g, scale=scale, initial_state=hk, dtype=torch.float32, **options)
-    p = scores.softmax(-1).to(q.dtype)
+    p, hk = vector_linear(q, k, s, gv=g, scale=scale, initial_state=hk, softmax=True, **options)
     o, hv = vector_linear(p, s, v, gk=g, scale=1.0, initial_state=hv, **options)
     finals = [None if x is None else x[:, ::groups] for x in (hk, hv)] + finals
     return o, finals if final else [None] * len(finals)

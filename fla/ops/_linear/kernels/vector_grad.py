@@ -19,7 +19,7 @@ small matrices (score gradients, 0/1 sums over tokens) are the operands in share
 import triton
 import triton.language as tl
 
-from fla.ops._common.kernels import chunk_at
+from fla.ops._common.kernels import LOG2E, chunk_at
 from fla.ops._common.vector_math import ex2, gate_sum, grad_sum, level_pairs, load_tile, narrow, split_gates, store_tile
 from fla.ops._linear.kernels.vector_prep import SHIFT, SPAN, UNSHIFT, gate_bits, gate_operand, one_matrix
 
@@ -44,10 +44,19 @@ def put(
 
 
 @triton.jit
+def over_channels(x, c0, K: tl.constexpr, KB: tl.constexpr):
+    """Softmax of `[channels, tokens]` over all channels."""
+    c = c0 + tl.arange(0, KB)
+    x = tl.where((c < K)[:, None], x * LOG2E, float("-inf"))
+    x = ex2(x - tl.max(x, 0)[None, :])
+    return x / tl.sum(x, 0)[None, :]
+
+
+@triton.jit
 def mild_pairs(
     qn, kn, QS, VX, St, Xt, dot, vt, dA, gh, gr, gl, total, ss, own_q, own_k, ones, dq, dk, dg, row, n, h, H, c0, scale,
-    C: tl.constexpr, K: tl.constexpr, KB: tl.constexpr, ONE: tl.constexpr, FULL: tl.constexpr, BONUS: tl.constexpr,
-    SD: tl.constexpr, PREC: tl.constexpr, RAW: tl.constexpr, QT: tl.constexpr, KT: tl.constexpr, GT: tl.constexpr,
+    C: tl.constexpr, K: tl.constexpr, KB: tl.constexpr, ONE: tl.constexpr, FULL: tl.constexpr, SOFT: tl.constexpr,
+    BONUS: tl.constexpr, SD: tl.constexpr, PREC: tl.constexpr, RAW: tl.constexpr, QT: tl.constexpr, KT: tl.constexpr, GT: tl.constexpr,
     TMA: tl.constexpr, GTMA: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     tri = one_matrix(ones, 0, C)
@@ -63,6 +72,8 @@ def mild_pairs(
     xq = E * p
     if BONUS:
         xq += own_q * scale
+    if SOFT:
+        xq = over_channels(xq, c0, K, KB)
     put(dq, xq, row, n, h, H, c0, K, KB, C, QT, TMA, ROWS)
     if FULL:
         # With the sum of all that is written, what is written before a token is what is not written from it on: one
@@ -90,7 +101,8 @@ def mild_pairs(
 def tree_pairs(
     qn, kn, QS, VX, St, Xt, dot, vt, dA, diag, gh, gr, ss, own_q, own_k, ones, dq, dk, dg, row, n, h, H, c0, scale,
     C: tl.constexpr, K: tl.constexpr, KB: tl.constexpr, LEVELS: tl.constexpr, ONE: tl.constexpr, FULL: tl.constexpr,
-    BONUS: tl.constexpr, SD: tl.constexpr, PREC: tl.constexpr, RAW: tl.constexpr, QT: tl.constexpr, KT: tl.constexpr,
+    SOFT: tl.constexpr, BONUS: tl.constexpr, SD: tl.constexpr, PREC: tl.constexpr, RAW: tl.constexpr,
+    QT: tl.constexpr, KT: tl.constexpr,
     GT: tl.constexpr, TMA: tl.constexpr, GTMA: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     qn = qn * scale
@@ -125,7 +137,10 @@ def tree_pairs(
             over += kk * p
             xk += f * p
             xg += grad_sum(over, m, SD, PREC, False)
-    put(dq, xq * scale, row, n, h, H, c0, K, KB, C, QT, TMA, ROWS)
+    xq = xq * scale
+    if SOFT:
+        xq = over_channels(xq, c0, K, KB)
+    put(dq, xq, row, n, h, H, c0, K, KB, C, QT, TMA, ROWS)
     if FULL:
         put(dk, xk, row, n, h, H, c0, K, KB, C, KT, TMA, ROWS)
         put(dg, xg, row, n, h, H, c0, K, KB, C, GT, GTMA, ROWS)
@@ -135,13 +150,14 @@ def tree_pairs(
 def vector_grad(
     decay, q, k, g, u, v, do, states, exits, ones, table, dq, dk, dg, du, T, NT, H, scale, C: tl.constexpr,
     K: tl.constexpr, KP: tl.constexpr, KB: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, VB: tl.constexpr,
-    LEVELS: tl.constexpr, FULL: tl.constexpr, BONUS: tl.constexpr, FAST: tl.constexpr, SD: tl.constexpr,
-    PREC: tl.constexpr, GPREC: tl.constexpr, QT: tl.constexpr, KT: tl.constexpr, GT: tl.constexpr,
+    LEVELS: tl.constexpr, FULL: tl.constexpr, SOFT: tl.constexpr, BONUS: tl.constexpr, FAST: tl.constexpr,
+    SD: tl.constexpr, PREC: tl.constexpr, GPREC: tl.constexpr, QT: tl.constexpr, KT: tl.constexpr, GT: tl.constexpr,
     VARLEN: tl.constexpr, ROWS: tl.constexpr, TMA: tl.constexpr, GTMA: tl.constexpr,
 ):  # fmt: skip
     """One program per (KB channels, chunk, head). dq, dk, dg: `[rows, H, K]`; du: fp32 parts `[chunks, H, K]`.
 
-    FULL off: only dq, which is also the output of a recurrence whose values decay (see `vector.value_output`).
+    FULL off: only dq, which is also the output of a recurrence whose values decay (see `vector_autograd.ValueDecay`).
+    SOFT: its softmax over channels, which must be one block then.
     """
     NG: tl.constexpr = KP // KB
     RAW: tl.constexpr = GPREC == "raw"
@@ -217,10 +233,10 @@ def vector_grad(
     if mild:
         mild_pairs(
             qn, kn, QS, VX, St, Xt, dot, vt, dA, gh, gr, gl, total, ss, own_q, own_k, ones, dq, dk, dg, row, n, h, H,
-            c0, scale, C, K, KB, ONE, FULL, BONUS, SD, PREC, RAW, QT, KT, GT, TMA, GTMA, ROWS,
+            c0, scale, C, K, KB, ONE, FULL, SOFT, BONUS, SD, PREC, RAW, QT, KT, GT, TMA, GTMA, ROWS,
         )  # fmt: skip
     else:
         tree_pairs(
             qn, kn, QS, VX, St, Xt, dot, vt, dA, diag, gh, gr, ss, own_q, own_k, ones, dq, dk, dg, row, n, h, H, c0,
-            scale, C, K, KB, LEVELS, ONE, FULL, BONUS, SD, PREC, RAW, QT, KT, GT, TMA, GTMA, ROWS,
+            scale, C, K, KB, LEVELS, ONE, FULL, SOFT, BONUS, SD, PREC, RAW, QT, KT, GT, TMA, GTMA, ROWS,
         )  # fmt: skip

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 # mypy: ignore-errors
+# ruff: noqa: SIM102  (a compile-time and a run-time condition are two statements)
 """First kernel of linear attention with a decay per key channel: scaled tiles and scores of each chunk.
 
 With b the sums of log decays (base 2) from a chunk's start, up to and with the token, and L its last row, a chunk's
