@@ -56,8 +56,8 @@ def over_channels(x, c0, K: tl.constexpr, KB: tl.constexpr):
 def mild_pairs(
     qn, kn, QS, VX, St, Xt, dot, vt, dA, gh, gr, gl, total, ss, own_q, own_k, ones, dq, dk, dg, row, n, h, H, c0, scale,
     C: tl.constexpr, K: tl.constexpr, KB: tl.constexpr, ONE: tl.constexpr, FULL: tl.constexpr, SOFT: tl.constexpr,
-    BONUS: tl.constexpr, SD: tl.constexpr, PREC: tl.constexpr, RAW: tl.constexpr, QT: tl.constexpr, KT: tl.constexpr, GT: tl.constexpr,
-    TMA: tl.constexpr, GTMA: tl.constexpr, ROWS: tl.constexpr,
+    BONUS: tl.constexpr, SD: tl.constexpr, PREC: tl.constexpr, RAW: tl.constexpr, QT: tl.constexpr, KT: tl.constexpr,
+    GT: tl.constexpr, TMA: tl.constexpr, GTMA: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     tri = one_matrix(ones, 0, C)
     G = gate_sum(gh, gr, tl.trans(tri), SD, PREC, RAW)
