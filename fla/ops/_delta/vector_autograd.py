@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fla.ops._common.ahead import ahead, possible
+from fla.ops._common.device_index import ChunkTable, chunk_table
 from fla.ops._common.launch import on_device
+from fla.ops._common.tape import Body, taped
 from fla.ops._delta.vector_work import VectorCall, Work
 
 
@@ -34,6 +37,82 @@ def _compile_ahead(work: Work, h0: Tensor | None, cu_seqlens: Tensor | None, fin
         w.grad(o, o, states, news, exits, ys)
 
 
+def _infer(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, a_log: Tensor | None, dt_bias: Tensor | None,
+    h0: Tensor | None, call: VectorCall, table: ChunkTable | None, final: bool,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    work = Work(call, q, k, v, g, beta, a_log, dt_bias, None, table)
+    work.prep(train=False)
+    o = work.like(v)
+    ht = work.final_state() if final else None
+    work.scan(h0, o=o, ht=ht)
+    return o, ht
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, a_log: Tensor | None, dt_bias: Tensor | None,
+    h0: Tensor | None, call: VectorCall, table: ChunkTable | None, final: bool,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    work = Work(call, q, k, v, g, beta, a_log, dt_bias, None, table)
+    if not work.setup.ahead:
+        work.setup.ahead = True
+        if q.is_cuda and possible() and not torch.cuda.is_current_stream_capturing():
+            _compile_ahead(work, h0, work.table.cu, final)
+    work.prep(train=True)
+    o = work.like(v)
+    ht = work.final_state() if final else None
+    states, news = work.state_buffers() if call.keep else (None, None)
+    entries = work.scan(h0, o=o, ht=ht, states=states, save=2 if call.keep else 0, news=news)
+    return o, ht, work.tiles, work.mats, work.decay, work.norms, entries, states, news
+
+
+def _backward(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, a_log: Tensor | None, dt_bias: Tensor | None,
+    h0: Tensor | None, o: Tensor, tiles: Tensor, mats: Tensor, decay: Tensor, norms: Tensor, entries: Tensor | None,
+    states: Tensor | None, news: Tensor | None, do: Tensor, dht: Tensor | None, call: VectorCall,
+    table: ChunkTable | None, into_state: bool,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    dh0 = torch.empty_like(h0) if into_state and h0 is not None else None
+    work = Work(call, q, k, v, g, beta, a_log, dt_bias, None, table)
+    work.tiles, work.mats, work.decay, work.norms, work.nm = tiles, mats, decay, norms, 3
+    if states is None or news is None:
+        states, news = work.states(h0, entries)
+    dv, ys, exits = work.scan_bwd(do, dht, dh0)
+    dq, dk, dg, db, da, dbias = work.grad(o, do, states, news, exits, ys)
+    return dq, dk, dv, dg, db, da, dbias, dh0
+
+
+@functools.lru_cache(maxsize=256)
+def _tapes(call: VectorCall, q: tuple[int, ...], v: tuple[int, ...]) -> dict[Any, Any]:
+    return {}
+
+
+def _run(
+    what: str, body: Body, inputs: tuple[Tensor | None, ...], call: VectorCall, table: ChunkTable | None, flag: bool
+) -> tuple[Any, ...]:
+    """``body``, written out once where sizes say all: the chunks of packed sequences (``table``) are data."""
+    if table is not None:
+        return body(*inputs, call, table, flag)
+    q, _, v, _, beta, a_log, dt_bias = inputs[:7]
+    assert q is not None
+    assert v is not None
+    assert beta is not None
+    # Rates and biases come in any shape.
+    key = (what, flag, beta.dim(), None if a_log is None else a_log.shape, None if dt_bias is None else dt_bias.shape)
+    found: tuple[Any, ...] = taped(_tapes(call, q.shape, v.shape), key, body, inputs, call, None, flag)
+    return found
+
+
+def _table(q: Tensor, cu_seqlens: Tensor | None) -> ChunkTable | None:
+    return None if cu_seqlens is None else chunk_table(q.shape[0], q.shape[1], 64, cu_seqlens)
+
+
+def infer(inputs: tuple[Tensor | None, ...], cu_seqlens: Tensor | None, call: VectorCall, final: bool) -> Any:
+    """(o, final state or None) without gradients; ``inputs`` as those of `VectorDelta`."""
+    assert inputs[0] is not None
+    return _run("infer", _infer, inputs, call, _table(inputs[0], cu_seqlens), final)
+
+
 class VectorDelta(torch.autograd.Function):
     """Chunked delta rule with a decay per key channel. Returns (o, final state or None).
 
@@ -56,38 +135,22 @@ class VectorDelta(torch.autograd.Function):
         call: VectorCall,
         final: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        work = Work(call, q, k, v, g, beta, a_log, dt_bias, cu_seqlens)
-        if not work.setup.ahead:
-            work.setup.ahead = True
-            if q.is_cuda and possible() and not torch.cuda.is_current_stream_capturing():
-                _compile_ahead(work, h0, cu_seqlens, final)
-        work.prep(train=True)
-        o = work.like(v)
-        ht = work.final_state() if final else None
-        states, news = work.state_buffers() if call.keep else (None, None)
-        entries = work.scan(h0, o=o, ht=ht, states=states, save=2 if call.keep else 0, news=news)
-        ctx.save_for_backward(
-            q, k, v, g, beta, a_log, dt_bias, h0, o,
-            work.tiles, work.mats, work.decay, work.norms, entries, states, news,
-        )  # fmt: skip
-        ctx.call, ctx.table = call, work.table
+        inputs = (q, k, v, g, beta, a_log, dt_bias, h0)
+        table = _table(q, cu_seqlens)
+        o, ht, *saved = _run("forward", _forward, inputs, call, table, final)
+        ctx.save_for_backward(*inputs, o, *saved)
+        ctx.call, ctx.table = call, table
         ctx.set_materialize_grads(False)
         return o, ht
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, do: Tensor | None, dht: Tensor | None) -> tuple[Any, ...]:
-        q, k, v, g, beta, a_log, dt_bias, h0, o, tiles, mats, decay, norms, entries, states, news = ctx.saved_tensors
         if do is None and dht is None:
             return (None,) * 11
-        do = torch.zeros_like(v) if do is None else do.contiguous()
+        saved = ctx.saved_tensors
+        do = torch.zeros_like(saved[2]) if do is None else do.contiguous()
         dht = None if dht is None else dht.contiguous()
-        dh0 = torch.empty_like(h0) if ctx.needs_input_grad[7] else None
-        with on_device(q):
-            work = Work(ctx.call, q, k, v, g, beta, a_log, dt_bias, None, ctx.table)
-            work.tiles, work.mats, work.decay, work.norms, work.nm = tiles, mats, decay, norms, 3
-            if states is None:
-                states, news = work.states(h0, entries)
-            dv, ys, exits = work.scan_bwd(do, dht, dh0)
-            dq, dk, dg, db, da, dbias = work.grad(o, do, states, news, exits, ys)
-        return dq, dk, dv, dg, db, da, dbias, dh0, None, None, None
+        with on_device(saved[0]):
+            grads = _run("backward", _backward, (*saved, do, dht), ctx.call, ctx.table, ctx.needs_input_grad[7])
+        return *grads, None, None, None

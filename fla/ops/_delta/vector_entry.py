@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fla.ops._common.gates import needs_range, to_output
 from fla.ops._common.launch import on_device
-from fla.ops._delta.vector_autograd import VectorDelta
+from fla.ops._delta.vector_autograd import VectorDelta, infer
 from fla.ops._delta.vector_covers import bounded_gate
 from fla.ops._delta.vector_work import VectorCall, Work
 
@@ -114,13 +114,13 @@ def chunk_vector(
     with on_device(q):
         if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
             return VectorDelta.apply(*inputs, cu_seqlens, call, final)
+        if not chunk_states:
+            o, ht = infer(inputs, cu_seqlens, call, final)
+            return o, ht
         work = Work(call, *inputs[:-1], cu_seqlens)
         work.prep(train=False)
         o = work.like(v)
         ht = work.final_state() if final else None
-        if not chunk_states:
-            work.scan(initial_state, o=o, ht=ht)
-            return o, ht
         per = 64 // chunk_states
         states = work.new(work.tiles_n * per * work.plan.vp, work.plan.kp)
         work.scan(initial_state, o=o, ht=ht, states=states, save=per)
