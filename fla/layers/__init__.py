@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fla._later import missing
+from fla._lazy import lazy
 
 _HOME = {
     "Attention": "attn",
@@ -45,14 +44,4 @@ if TYPE_CHECKING:
     from fla.layers.multiscale_retention import MultiScaleRetention as MultiScaleRetention
     from fla.layers.rwkv6 import RWKV6Attention as RWKV6Attention
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(missing(__name__, name))
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(__name__, _HOME)
