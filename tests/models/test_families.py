@@ -281,3 +281,24 @@ def test_what_cannot_be_decoded_in_place_is_named():
     decode.step(x[:, 0])
     with pytest.raises(ValueError, match="max_length"):
         decode.step(x[:, 0])
+
+
+@every_family
+def test_caches_go_on_in_another_order_and_are_cropped_whole_or_not_at_all(entry: Any):
+    model, x = make(entry).eval(), tokens(3, 9)
+    order = torch.tensor([2, 0, 0])
+    with torch.no_grad():
+        cache = model(x[:, :8], use_cache=True).past_key_values
+        cache.reorder_cache(order)
+        ref = model(torch.cat([x[order, :8], x[:, 8:]], 1)).logits[:, -1:]
+        assert_close("logits", ref, model(x[:, 8:], past_key_values=cache, use_cache=True).logits, 1e-4)
+        states = [{name: value for name, value in (entry or {}).items() if value is not None} for entry in cache]
+        cache.crop(0)  # removes nothing
+        assert cache.get_seq_length() == 9
+        if all(state.keys() == {"attn_state"} for state in states):
+            cache.crop(8)
+            assert_close("again", ref, model(x[:, 8:], past_key_values=cache, use_cache=True).logits, 1e-4)
+            return
+        with pytest.raises(NotImplementedError, match="cannot be rolled back"):
+            cache.crop(8)
+        assert cache.get_seq_length() == 9
