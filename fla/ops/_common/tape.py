@@ -83,6 +83,11 @@ class Recording:
             if func._schema.is_mutable or not any(out is a for a in args):
                 raise _Unfit
             return
+        if func._schema.name == "aten::detach" and (made := self.variable(args[0])).startswith("t"):
+            # What torch.empty does behind its allocation.
+            self.known.append(out)
+            self.variables[id(out)] = made
+            return
         if func._schema.name in _ALLOCATE:
             how = f"dtype={self.constant(out.dtype)}, device={self.constant(out.device)}"
             size = tuple(out.shape)
