@@ -58,7 +58,9 @@ def config_class(family: Family) -> type:
 
 def model_class(family: Family, name: str) -> type:
     """``<Stem>Block``, ``<Stem>PreTrainedModel``, ``<Stem>Model`` or ``<Stem>ForCausalLM``."""
-    from fla.models import decoder
+    from fla.models._compat import tied_weights
+    from fla.models.causal_lm import CausalLM
+    from fla.models.decoder import FLAPreTrainedModel
     from fla.models.generation_utils import FLAGenerationMixin, FLAUnsupportedCacheGenerationMixin
 
     stem = family.stem
@@ -73,7 +75,7 @@ def model_class(family: Family, name: str) -> type:
             "base_model_prefix": family.prefix,
             "_no_split_modules": [f"{stem}Block"],
         }
-        return _make(family, name, (decoder.FLAPreTrainedModel,), "modeling", f"Base of the {stem} models.", body)
+        return _make(family, name, (FLAPreTrainedModel,), "modeling", f"Base of the {stem} models.", body)
     base = family.get(f"{stem}PreTrainedModel")
     if name == f"{stem}Model":
         doc, model = f"The {stem} decoder without a language model head.", load(family.model)
@@ -81,8 +83,8 @@ def model_class(family: Family, name: str) -> type:
         return _make(family, name, (model, base), "modeling", doc, body)
     plain = family.generation == "plain"
     mixin = FLAGenerationMixin if plain else FLAUnsupportedCacheGenerationMixin
-    body = {"_tied_weights_keys": decoder.tied_weights("lm_head.weight", f"{family.prefix}.embeddings.weight")}
+    body = {"_tied_weights_keys": tied_weights("lm_head.weight", f"{family.prefix}.embeddings.weight")}
     if family.cache_first:
-        body["forward"] = _cache_first(decoder.CausalLM.forward)
+        body["forward"] = _cache_first(CausalLM.forward)
     doc = f"The {stem} decoder with a language model head."
-    return _make(family, name, (decoder.CausalLM, base, mixin), "modeling", doc, body)
+    return _make(family, name, (CausalLM, base, mixin), "modeling", doc, body)
