@@ -45,11 +45,20 @@ def _past(x, state, i: tl.constexpr, st, seq, c, cols, mask, D, W: tl.constexpr,
 
 
 @triton.jit
-def _four(x, r, n, st, cols, mask):
-    q0 = tl.load(x + r * st + cols, mask=mask & (r < n), other=0.0)
-    q1 = tl.load(x + (r + 1) * st + cols, mask=mask & (r + 1 < n), other=0.0)
-    q2 = tl.load(x + (r + 2) * st + cols, mask=mask & (r + 2 < n), other=0.0)
-    q3 = tl.load(x + (r + 3) * st + cols, mask=mask & (r + 3 < n), other=0.0)
+def _sigmoid(p):
+    """By the square of an inverse root: that and ``exp2`` are one instruction each, where ``1 / x`` and ``exp`` also
+    scale huge and tiny arguments, of which there are none here."""
+    r = tl.rsqrt(1.0 + tl.exp2(p * -1.4426950408889634))
+    return r * r
+
+
+@triton.jit
+def _four(x, r, n, st, mask):
+    """Rows ``r`` to ``r + 3`` of `n`; ``x`` points at the first."""
+    q0 = tl.load(x, mask=mask & (r < n), other=0.0)
+    q1 = tl.load(x + st, mask=mask & (r + 1 < n), other=0.0)
+    q2 = tl.load(x + 2 * st, mask=mask & (r + 2 < n), other=0.0)
+    q3 = tl.load(x + 3 * st, mask=mask & (r + 3 < n), other=0.0)
     return q0, q1, q2, q3
 
 
@@ -99,13 +108,12 @@ def _sum(b, k0, k1, k2, k3, x0, x1, x2, x3, W: tl.constexpr):
 
 
 @triton.jit
-def _out(y, residual, r, n, D, rt, cols, mask, p, SILU: tl.constexpr, HAS_RES: tl.constexpr):
+def _out(y, residual, keep, p, SILU: tl.constexpr, HAS_RES: tl.constexpr):
     if SILU:
-        p = p / (1.0 + tl.exp(-p))
-    keep = mask & (r < n)
+        p = p * _sigmoid(p)
     if HAS_RES:
-        p += tl.load(residual + r * rt + cols, mask=keep, other=0.0).to(tl.float32)
-    tl.store(y + r * D.to(tl.int64) + cols, p.to(y.dtype.element_ty), mask=keep)
+        p += tl.load(residual, mask=keep, other=0.0).to(tl.float32)
+    tl.store(y, p.to(y.dtype.element_ty), mask=keep)
 
 
 @triton.jit(do_not_specialize=["T", "NT", "C", "DV", "xb", "xt", "rb", "rt"])
@@ -129,22 +137,34 @@ def conv_fwd(
     y += (b64 * T + row) * D
     k0, k1, k2, k3, bb = _taps(weight, bias, cols, mask, W, HAS_BIAS)
     x1, x2, x3 = _history(x, state, st, seq, c, cols, mask, D, W, HAS_STATE)
+    px = x + cols
+    py = y + cols
+    pr = residual + cols
+    sd = D.to(tl.int64)
     if AHEAD:
-        a0, a1, a2, a3 = _four(x, 0, n, st, cols, mask)
+        a0, a1, a2, a3 = _four(px, 0, n, st, mask)
     for r in range(0, n, 4):
         if AHEAD:
             q0, q1, q2, q3 = a0, a1, a2, a3
-            a0, a1, a2, a3 = _four(x, r + 4, n, st, cols, mask)
+            px += 4 * st
+            a0, a1, a2, a3 = _four(px, r + 4, n, st, mask)
         else:
-            q0, q1, q2, q3 = _four(x, r, n, st, cols, mask)
+            q0, q1, q2, q3 = _four(px, r, n, st, mask)
+            px += 4 * st
         q0 = q0.to(tl.float32)
         q1 = q1.to(tl.float32)
         q2 = q2.to(tl.float32)
         q3 = q3.to(tl.float32)
-        _out(y, residual, r, n, D, sr, cols, mask, _sum(bb, k0, k1, k2, k3, q0, x1, x2, x3, W), SILU, HAS_RES)
-        _out(y, residual, r + 1, n, D, sr, cols, mask, _sum(bb, k0, k1, k2, k3, q1, q0, x1, x2, W), SILU, HAS_RES)
-        _out(y, residual, r + 2, n, D, sr, cols, mask, _sum(bb, k0, k1, k2, k3, q2, q1, q0, x1, W), SILU, HAS_RES)
-        _out(y, residual, r + 3, n, D, sr, cols, mask, _sum(bb, k0, k1, k2, k3, q3, q2, q1, q0, W), SILU, HAS_RES)
+        p0 = _sum(bb, k0, k1, k2, k3, q0, x1, x2, x3, W)
+        p1 = _sum(bb, k0, k1, k2, k3, q1, q0, x1, x2, W)
+        p2 = _sum(bb, k0, k1, k2, k3, q2, q1, q0, x1, W)
+        p3 = _sum(bb, k0, k1, k2, k3, q3, q2, q1, q0, W)
+        _out(py, pr, mask, p0, SILU, HAS_RES)
+        _out(py + sd, pr + sr, mask & (r + 1 < n), p1, SILU, HAS_RES)
+        _out(py + 2 * sd, pr + 2 * sr, mask & (r + 2 < n), p2, SILU, HAS_RES)
+        _out(py + 3 * sd, pr + 3 * sr, mask & (r + 3 < n), p3, SILU, HAS_RES)
+        py += 4 * sd
+        pr += 4 * sr
         x1 = q3
         x2 = q2
         x3 = q1
@@ -153,15 +173,15 @@ def conv_fwd(
 @triton.jit
 def _slope(dy, p, SILU: tl.constexpr):
     if SILU:
-        s = 1.0 / (1.0 + tl.exp(-p))
-        dy = dy * (s * (1.0 + p * (1.0 - s)))
+        s = _sigmoid(p)
+        g = dy * s
+        dy = g + g * (p - p * s)
     return dy
 
 
 @triton.jit
-def _dx(dx, dfinal, e, n, rest, seq, D, cols, mask, k0, k1, k2, k3, d0, d1, d2, d3, W: tl.constexpr,
-        HAS_DFINAL: tl.constexpr):  # fmt: skip
-    """Gradient of the input of row ``e``, whose last reader is the row that ``d0`` belongs to."""
+def _dx(dx, dfinal, e, n, rest, at, mask, k0, k1, k2, k3, d0, d1, d2, d3, W: tl.constexpr, HAS_DFINAL: tl.constexpr):
+    """Gradient of the input of row ``e``, to which ``dx`` points, and whose last reader is the row of ``d0``."""
     if W == 1:
         g = k0 * d0
     elif W == 2:
@@ -173,9 +193,8 @@ def _dx(dx, dfinal, e, n, rest, seq, D, cols, mask, k0, k1, k2, k3, d0, d1, d2, 
     keep = mask & (e >= 0) & (e < n)
     if HAS_DFINAL:
         slot = e + W - rest
-        at = (seq.to(tl.int64) * D + cols) * W + slot
-        g += tl.load(dfinal + at, mask=keep & (slot >= 0), other=0.0).to(tl.float32)
-    tl.store(dx + e * D.to(tl.int64) + cols, g.to(dx.dtype.element_ty), mask=keep)
+        g += tl.load(dfinal + at + slot, mask=keep & (slot >= 0), other=0.0).to(tl.float32)
+    tl.store(dx, g.to(dx.dtype.element_ty), mask=keep)
 
 
 @triton.jit(do_not_specialize=["T", "NT", "C", "DV", "xb", "xt", "yb", "yt"])
@@ -200,6 +219,12 @@ def conv_bwd(
     dx += (b64 * T + row) * D
     k0, k1, k2, k3, bb = _taps(weight, bias, cols, mask, W, HAS_BIAS)
     x1, x2, x3 = _history(x, state, st, seq, c, cols, mask, D, W, HAS_STATE)
+    at = (seq.to(tl.int64) * D + cols) * W
+    L: tl.constexpr = W - 1
+    sd = D.to(tl.int64)
+    px = x + cols
+    py = dy + cols
+    pd = dx + cols - L * sd
     zero = tl.zeros((BD,), tl.float32)
     d1 = zero
     d2 = zero
@@ -209,36 +234,35 @@ def conv_bwd(
     g2 = zero
     g3 = zero
     gb = zero
-    L: tl.constexpr = W - 1
     if AHEAD:
-        a0, a1, a2, a3 = _four(x, 0, n, st, cols, mask)
-        b0, b1, b2, b3 = _four(dy, 0, n, sy, cols, mask)
+        a0, a1, a2, a3 = _four(px, 0, n, st, mask)
+        b0, b1, b2, b3 = _four(py, 0, n, sy, mask)
     for r in range(0, n, 4):
         if AHEAD:
             q0, q1, q2, q3 = a0, a1, a2, a3
             e0, e1, e2, e3 = b0, b1, b2, b3
-            a0, a1, a2, a3 = _four(x, r + 4, n, st, cols, mask)
-            b0, b1, b2, b3 = _four(dy, r + 4, n, sy, cols, mask)
+            px += 4 * st
+            py += 4 * sy
+            a0, a1, a2, a3 = _four(px, r + 4, n, st, mask)
+            b0, b1, b2, b3 = _four(py, r + 4, n, sy, mask)
         else:
-            q0, q1, q2, q3 = _four(x, r, n, st, cols, mask)
-            e0, e1, e2, e3 = _four(dy, r, n, sy, cols, mask)
+            q0, q1, q2, q3 = _four(px, r, n, st, mask)
+            e0, e1, e2, e3 = _four(py, r, n, sy, mask)
+            px += 4 * st
+            py += 4 * sy
         q0 = q0.to(tl.float32)
         q1 = q1.to(tl.float32)
         q2 = q2.to(tl.float32)
         q3 = q3.to(tl.float32)
-        e0 = e0.to(tl.float32)
-        e1 = e1.to(tl.float32)
-        e2 = e2.to(tl.float32)
-        e3 = e3.to(tl.float32)
-        e0 = _slope(e0, _sum(bb, k0, k1, k2, k3, q0, x1, x2, x3, W), SILU)
-        e1 = _slope(e1, _sum(bb, k0, k1, k2, k3, q1, q0, x1, x2, W), SILU)
-        e2 = _slope(e2, _sum(bb, k0, k1, k2, k3, q2, q1, q0, x1, W), SILU)
-        e3 = _slope(e3, _sum(bb, k0, k1, k2, k3, q3, q2, q1, q0, W), SILU)
+        e0 = _slope(e0.to(tl.float32), _sum(bb, k0, k1, k2, k3, q0, x1, x2, x3, W), SILU)
+        e1 = _slope(e1.to(tl.float32), _sum(bb, k0, k1, k2, k3, q1, q0, x1, x2, W), SILU)
+        e2 = _slope(e2.to(tl.float32), _sum(bb, k0, k1, k2, k3, q2, q1, q0, x1, W), SILU)
+        e3 = _slope(e3.to(tl.float32), _sum(bb, k0, k1, k2, k3, q3, q2, q1, q0, W), SILU)
         if NEED_X:
-            _dx(dx, dfinal, r - L, n, rest, seq, D, cols, mask, k0, k1, k2, k3, e0, d1, d2, d3, W, HAS_DFINAL)
-            _dx(dx, dfinal, r + 1 - L, n, rest, seq, D, cols, mask, k0, k1, k2, k3, e1, e0, d1, d2, W, HAS_DFINAL)
-            _dx(dx, dfinal, r + 2 - L, n, rest, seq, D, cols, mask, k0, k1, k2, k3, e2, e1, e0, d1, W, HAS_DFINAL)
-            _dx(dx, dfinal, r + 3 - L, n, rest, seq, D, cols, mask, k0, k1, k2, k3, e3, e2, e1, e0, W, HAS_DFINAL)
+            _dx(pd, dfinal, r - L, n, rest, at, mask, k0, k1, k2, k3, e0, d1, d2, d3, W, HAS_DFINAL)
+            _dx(pd + sd, dfinal, r + 1 - L, n, rest, at, mask, k0, k1, k2, k3, e1, e0, d1, d2, W, HAS_DFINAL)
+            _dx(pd + 2 * sd, dfinal, r + 2 - L, n, rest, at, mask, k0, k1, k2, k3, e2, e1, e0, d1, W, HAS_DFINAL)
+            _dx(pd + 3 * sd, dfinal, r + 3 - L, n, rest, at, mask, k0, k1, k2, k3, e3, e2, e1, e0, W, HAS_DFINAL)
         if NEED_W:
             g0 += e0 * q0 + e1 * q1 + e2 * q2 + e3 * q3
             if W > 1:
@@ -249,6 +273,7 @@ def conv_bwd(
                 g3 += e0 * x3 + e1 * x2 + e2 * x1 + e3 * q0
             if HAS_BIAS:
                 gb += e0 + e1 + e2 + e3
+        pd += 4 * sd
         x1 = q3
         x2 = q2
         x3 = q1
@@ -258,20 +283,22 @@ def conv_bwd(
     if NEED_X and W > 1:
         # The first rows of the next chunk read the last inputs of this one. A chunk that has a next one is full.
         r = (n + 3) // 4 * 4
-        q0 = tl.load(x + r * st + cols, mask=mask & (r < rest), other=0.0).to(tl.float32)
-        e0 = tl.load(dy + r * sy + cols, mask=mask & (r < rest), other=0.0).to(tl.float32)
+        px = x + r * st + cols
+        py = dy + r * sy + cols
+        q0 = tl.load(px, mask=mask & (r < rest), other=0.0).to(tl.float32)
+        e0 = tl.load(py, mask=mask & (r < rest), other=0.0).to(tl.float32)
         e0 = _slope(e0, _sum(bb, k0, k1, k2, k3, q0, x1, x2, x3, W), SILU)
-        _dx(dx, dfinal, r - L, n, rest, seq, D, cols, mask, k0, k1, k2, k3, e0, d1, d2, d3, W, HAS_DFINAL)
+        _dx(pd, dfinal, r - L, n, rest, at, mask, k0, k1, k2, k3, e0, d1, d2, d3, W, HAS_DFINAL)
         if W > 2:
-            q1 = tl.load(x + (r + 1) * st + cols, mask=mask & (r + 1 < rest), other=0.0).to(tl.float32)
-            e1 = tl.load(dy + (r + 1) * sy + cols, mask=mask & (r + 1 < rest), other=0.0).to(tl.float32)
+            q1 = tl.load(px + st, mask=mask & (r + 1 < rest), other=0.0).to(tl.float32)
+            e1 = tl.load(py + sy, mask=mask & (r + 1 < rest), other=0.0).to(tl.float32)
             e1 = _slope(e1, _sum(bb, k0, k1, k2, k3, q1, q0, x1, x2, W), SILU)
-            _dx(dx, dfinal, r + 1 - L, n, rest, seq, D, cols, mask, k0, k1, k2, k3, e1, e0, d1, d2, W, HAS_DFINAL)
+            _dx(pd + sd, dfinal, r + 1 - L, n, rest, at, mask, k0, k1, k2, k3, e1, e0, d1, d2, W, HAS_DFINAL)
         if W > 3:
-            q2 = tl.load(x + (r + 2) * st + cols, mask=mask & (r + 2 < rest), other=0.0).to(tl.float32)
-            e2 = tl.load(dy + (r + 2) * sy + cols, mask=mask & (r + 2 < rest), other=0.0).to(tl.float32)
+            q2 = tl.load(px + 2 * st, mask=mask & (r + 2 < rest), other=0.0).to(tl.float32)
+            e2 = tl.load(py + 2 * sy, mask=mask & (r + 2 < rest), other=0.0).to(tl.float32)
             e2 = _slope(e2, _sum(bb, k0, k1, k2, k3, q2, q1, q0, x1, W), SILU)
-            _dx(dx, dfinal, r + 2 - L, n, rest, seq, D, cols, mask, k0, k1, k2, k3, e2, e1, e0, d1, W, HAS_DFINAL)
+            _dx(pd + 2 * sd, dfinal, r + 2 - L, n, rest, at, mask, k0, k1, k2, k3, e2, e1, e0, d1, W, HAS_DFINAL)
     if NEED_W:
         part += it.to(tl.int64) * (W + 1) * D + cols
         tl.store(part + (W - 1) * D, g0, mask=mask)
@@ -402,7 +429,7 @@ def conv_update(x, cache, residual, weight, bias, y, D, xn, rn, W: tl.constexpr,
     p += v.to(tl.float32) * tl.load(weight + cols * W + (W - 1), mask=mask, other=0.0).to(tl.float32)
     tl.store(at + (W - 1), v, mask=mask)
     if SILU:
-        p = p / (1.0 + tl.exp(-p))
+        p = p * _sigmoid(p)
     if HAS_RES:
         p += tl.load(residual + seq * rn + cols, mask=mask, other=0.0).to(tl.float32)
     tl.store(y + seq * D + cols, p.to(y.dtype.element_ty), mask=mask)
