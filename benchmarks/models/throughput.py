@@ -173,6 +173,10 @@ def measure_decode(args: argparse.Namespace, name: str) -> Iterator[dict[str, An
 
 def child(args: argparse.Namespace) -> None:
     """Measure in this process and print a line of JSON for each row."""
+    import fla
+
+    if not Path(fla.__file__).resolve().is_relative_to(Path(args.child).resolve()):
+        raise SystemExit(f"fla is not in {args.child}, it would be taken from {Path(fla.__file__).parent}")
     measure = {"first": measure_first, "train": measure_train, "decode": measure_decode}
     for name in args.models:
         for mode in args.modes:
@@ -188,7 +192,7 @@ def run(args: argparse.Namespace, package: str, models: list[str], modes: list[s
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
         if modes == ["first"]:
             env["TRITON_CACHE_DIR"] = empty
-        command = [sys.executable, __file__, "--child", "--models", *models, "--modes", *modes]
+        command = [sys.executable, __file__, "--child", package, "--models", *models, "--modes", *modes]
         for option in ("device", "length", "steps", "warmup", "prompt", "decode_steps"):
             command += [f"--{option.replace('_', '-')}", str(getattr(args, option))]
         for option in ("batches", "decode_batches"):
@@ -236,7 +240,7 @@ def main() -> int:
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--timeout", type=float, default=600, help="seconds for one process")
     parser.add_argument("--json", help="write all rows here")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--child", metavar="PACKAGE", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         child(args)

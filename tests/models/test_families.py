@@ -178,6 +178,18 @@ def test_checkpointing_changes_no_gradient(entry: Any):
         assert_close(name, a.grad, b.grad, 1e-6)
 
 
+# V08: checkpointing that loses `cu_seqlens`.
+@every_family
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
+def test_checkpointing_keeps_packed_sequences_apart(entry: Any):
+    x, cu, models = tokens(1, 14), torch.tensor([0, 5, 14]), [make(entry), make(entry)]
+    models[1].gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for model in models:
+        model(x, labels=x, cu_seqlens=cu).loss.backward()
+    for (name, a), b in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        assert_close(name, a.grad, b.grad, 1e-6)
+
+
 @every_family
 def test_bfloat16_weights_train(entry: Any):
     model, x = make(entry).bfloat16(), tokens()
