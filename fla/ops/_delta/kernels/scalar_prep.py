@@ -78,7 +78,8 @@ def scalar_prep(
     GL = tl.sum(tl.where(rr == C - 1, G, 0.0), 0)
     low = rr[:, None] > rr[None, :]
     eye = rr[:, None] == rr[None, :]
-    dec = tl.exp2(tl.where(low, G[:, None] - G[None, :], -float("inf")))
+    # With BEFORE the decay from token j to the state that token i reads; e^(g_i) takes it on to token i.
+    dec = tl.exp2(tl.where(low, Gr[:, None] - G[None, :], -float("inf")))
     KK = tl.dot(kt, tl.trans(kt), input_precision=DOT)
     for k0 in tl.range(KB, K, KB, num_stages=1):
         kj = load_rows(k, kd, row, n, hk, H, k0, K, KB, C, DESC)
@@ -103,11 +104,7 @@ def scalar_prep(
         if NORM:
             rp = tl.where(ok, tl.rsqrt(tl.sum(tl.where(eye, PP, 0.0), 1) + NORM_EPS), 0.0)
     # Selected, not multiplied away: rows past the end may hold anything.
-    if BEFORE:
-        read = tl.exp2(tl.where(low, Gr[:, None] - G[None, :], -float("inf")))
-        L = tl.where(low & ok[:, None], KK * read * rp[:, None] * col[None, :], 0.0)
-    else:
-        L = tl.where(low & ok[:, None], KK * dec * rp[:, None] * col[None, :], 0.0)
+    L = tl.where(low & ok[:, None], KK * dec * rp[:, None] * col[None, :], 0.0)
     qt = load_rows(q, qd, row, n, hk, H, 0, K, KB, C, DESC)
     if NORM:
         QQ = tl.dot(qt, tl.trans(qt), input_precision=DOT)
@@ -122,6 +119,8 @@ def scalar_prep(
         qj = load_rows(q, qd, row, n, hk, H, k0, K, KB, C, DESC)
         kj = load_rows(k, kd, row, n, hk, H, k0, K, KB, C, DESC)
         A = tl.dot(qj, tl.trans(kj), A, input_precision=DOT)
+    if BEFORE:
+        dec *= tl.exp2(G - Gr)[:, None]
     A = tl.where((low | eye) & ok[:, None], A * tl.where(eye, 1.0, dec) * rq[:, None] * col[None, :], 0.0)
     tile = it * HV + h
     store_tile(Aqk, Ad, A.to(dt), tile, 0, 0, C, C, C, C, DESC)
