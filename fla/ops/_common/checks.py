@@ -51,18 +51,19 @@ def _shape_error(
 
 
 def static_facts(values: Iterable[Any]) -> tuple[Any, ...] | None:
-    """What checks of shapes, dtypes, devices and flags look at, as a key; None where that is no plain data.
+    """What checks of shapes, dtypes, devices, flags and gradients look at, as a key; None where that is no plain data.
 
     Numbers come with their type: 1, 1.0 and True are equal keys, but not equally good arguments.
     """
     if torch.compiler.is_compiling():
         return None
-    key: list[Any] = []
+    grad = torch.is_grad_enabled()
+    key: list[Any] = [grad]
     for x in values:
         if x is None or x is True or x is False:
             key.append(x)
         elif type(x) is Tensor or type(x) is torch.nn.Parameter:
-            key += (x.shape, x.dtype, x.device)
+            key += (x.shape, x.dtype, x.device, grad and x.requires_grad)
         elif type(x) is int or type(x) is float:
             key += (type(x), x)
         else:

@@ -25,6 +25,7 @@ Values = Mapping[str, Any]
 Sizes = Mapping[str, int]
 _F = TypeVar("_F", bound=Callable[..., Any])
 _GOOD_AT_MOST = 256
+_DATA = ("cu_seqlens", "cu_seqlens_cpu", "ssm_state_indices", "num_accepted_tokens")
 
 
 def delta_op(
@@ -54,25 +55,31 @@ def delta_op(
             name for name in ("q", "k", "v", *shapes) if parameters[name].default is inspect.Parameter.empty
         )
 
-        good: dict[Any, dict[str, int]] = {}
+        good: set[Any] = set()
+        data = tuple(names.index(name) for name in _DATA if name in names)
 
         def validate(*args: Any, **kwargs: Any) -> None:
+            # Shapes, dtypes and flags that were right once are right. Offsets and slots have values, which are looked
+            # at every time.
+            key = None
+            if all(args[i] is None for i in data if i < len(args)) and not any(
+                kwargs.get(name) is not None for name in _DATA
+            ):
+                key = checks.static_facts((*args, *kwargs.values()))
+                if key in good:
+                    return
             values = {**dict(zip(names, args, strict=False)), **kwargs}
-            # Shapes and dtypes that were right once are right. Offsets have values, which are looked at every time.
-            key = None if values.get("cu_seqlens") is not None else checks.static_facts(values.values())
-            sizes = None if key is None else good.get(key)
-            if sizes is None:
-                for name in required:
-                    checks.check_tensor(name, values[name])
-                sizes = _check_shared(row, shapes, grouped, values)
-                if chunk_sizes:
-                    checks.check_chunk_size(values["chunk_size"], chunk_sizes)
-                if key is not None:
-                    if len(good) >= _GOOD_AT_MOST:
-                        good.clear()
-                    good[key] = sizes
+            for name in required:
+                checks.check_tensor(name, values[name])
+            sizes = _check_shared(row, shapes, grouped, values)
+            if chunk_sizes:
+                checks.check_chunk_size(values["chunk_size"], chunk_sizes)
             if check is not None:
                 check(values, sizes)
+            if key is not None:
+                if len(good) >= _GOOD_AT_MOST:
+                    good.clear()
+                good.add(key)
 
         return dispatch(row.op, validate=validate, **options)(fn)
 
