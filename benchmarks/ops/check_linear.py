@@ -103,8 +103,7 @@ CASES: dict[str, tuple[dict, dict]] = {
     "fp32 128": ({"T": 150, "H": 2, "dtype": F32, "initial": True}, {}),
     "fp32 256": ({"T": 100, "H": 2, "K": 256, "dtype": F32}, {}),
     **{f"v:{n}": ({"T": 200, "H": 4, "initial": True}, c) for n, c in {**FORWARD, **STATES, **DV, **GRAD}.items()},
-    "v:desc K16 V32": ({"T": 130, "H": 2, "K": 16, "V": 32}, {"descriptors": True}),
-    "v:desc K32 V16": ({"T": 130, "H": 2, "K": 32, "V": 16}, {"descriptors": True}),
+    "K32 V16": ({"T": 130, "H": 2, "K": 32, "V": 16}, {}),
 }
 
 

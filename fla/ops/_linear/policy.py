@@ -67,18 +67,19 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool) -> S
             32, False, chip.exact if wide else chip.wide, one_scan, bk, bv, bv, grad_k, bv, bv, False, scan, scan, scan,
             Launch(4, 1), Launch(4),
         )  # fmt: skip
-    bk, bv = min(pow2(K), 128), min(pow2(V), 128)
+    # With tiles 16 wide ptxas 12.8 builds wrong operand addresses (benchmarks/ops/sass_descriptors.py finds them).
+    bk, bv = min(pow2(K, 32), 128), min(pow2(V, 32), 128)
     # Two V blocks a head only where all programs still run at once: one program fills a multiprocessor.
     block_v = 64 if few else bv
     block_v = min(block_v, bv)
     stages = _stages(chip, 64, bk, block_v, 3)
-    # With rows of 32 bytes ptxas 12.8 builds wrong operand addresses (benchmarks/ops/sass_descriptors.py finds them).
-    narrow = bk < 32 or bv < 32
     # Descriptor loads that nothing pipelines have gone wrong before (findings/gdn-forward, lesson 8).
-    descriptors = chip.descriptors and K % bk == 0 and V % bv == 0 and stages > 1 and not narrow
+    descriptors = chip.descriptors and K % bk == 0 and V % bv == 0 and stages > 1
+    # More than one block of either dim is a loop, beside which a whole block does not fit in the registers.
+    grad_k = bk if max(K, V) <= 128 else min(bk, 64)
     launch = Launch(8 if block_v > 64 else 4, stages)
     return ScalarPlan(
-        64, descriptors, chip.wide, pow2(K) <= 128, bk, block_v, min(bv, 64), bk, bv, bv, False, launch, launch,
+        64, descriptors, chip.wide, pow2(K) <= 128, bk, block_v, min(bv, 64), grad_k, bv, bv, False, launch, launch,
         Launch(4, 3 if few else 2), Launch(4, 1), Launch(4),
     )  # fmt: skip
 

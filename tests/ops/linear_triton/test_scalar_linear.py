@@ -73,7 +73,7 @@ def test_gates(gate):
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("descriptors", [False, True])
 def test_tails_in_half_precision(gate, descriptors):
-    x = make_inputs(B=2, T=70, K=16, V=32, dtype=torch.float16, gate=gate)
+    x = make_inputs(B=2, T=70, K=32, V=64, dtype=torch.float16, gate=gate)
     check(run(x, change={"descriptors": descriptors}), 3e-3)
 
 
@@ -86,13 +86,19 @@ def test_states_in_both_layouts(gate, v_first):
 @pytest.mark.parametrize("descriptors", [False, True])
 def test_varlen_with_empty_sequences(descriptors):
     cu = [0, 0, 3, 3, 67, 131, 140, 140]
-    x = make_inputs(T=140, K=16, dtype=torch.float16, initial=True, sequences=len(cu) - 1)
+    x = make_inputs(T=140, K=32, dtype=torch.float16, initial=True, sequences=len(cu) - 1)
     check(run(x, cu=cu, change={"descriptors": descriptors}), 3e-3)
 
 
 @pytest.mark.parametrize(("K", "V"), [(33, 20), (60, 65), (20, 100)])
 def test_odd_sizes_and_blocks_of_both_dims(K, V):
     check(run(make_inputs(T=37, H=2, K=K, V=V, initial=True)))
+
+
+def test_dv_from_a_scan_of_its_own():
+    x = make_inputs(B=2, T=100, K=32, V=64, dtype=torch.float16, initial=True, sequences=2)
+    for segments in (1, 2):
+        check(run(x, change={"dv_scan": True, "descriptors": segments == 1, "block_v": 32}, segments=segments), 3e-3)
 
 
 def test_blocks_of_k_in_half_precision():
@@ -107,7 +113,7 @@ def test_stretches_of_time(gate):
 @pytest.mark.parametrize("descriptors", [False, True])
 def test_stretches_of_packed_sequences(descriptors):
     cu = [0, 3, 3, 150]
-    x = make_inputs(T=150, K=16, dtype=torch.float16, initial=True, sequences=len(cu) - 1)
+    x = make_inputs(T=150, K=32, dtype=torch.float16, initial=True, sequences=len(cu) - 1)
     check(run(x, cu=cu, segments=2, change={"descriptors": descriptors}), 3e-3)
 
 
