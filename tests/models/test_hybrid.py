@@ -268,3 +268,14 @@ def test_compiled_forward_is_the_forward(attn: Any):
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     with torch.no_grad():
         assert_close("logits", model(x, use_cache=False).logits, compiled(x, use_cache=False).logits, 1e-5)
+
+
+def test_compiled_training_is_training():
+    entry = next(e for e in FAMILIES if e.model_type == "kda")
+    models, x = [make(entry, MIXED), make(entry, MIXED)], tokens().view(1, 24)
+    torch.compiler.reset()
+    compiled = torch.compile(models[1], backend="aot_eager", fullgraph=True)
+    for run in (models[0], compiled):
+        run(x, labels=x, cu_seqlens=torch.tensor([0, 5, 24])).loss.backward()
+    for (name, a), b in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        assert_close(name, a.grad, b.grad, 1e-5)
