@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fla.ops._common.device_index import ChunkTable, chunk_table
+from fla.ops._common.launch import Fixed
 from fla.ops._common.policy import Chip, Launch, chip_of
 from fla.ops._common.vector_launch import ONES_TYPES, TL_TYPES, NamedLauncher, aligned, matrix_of, rows_of
 from fla.ops._linear.kernels import vector_scan as kernel
@@ -22,6 +24,9 @@ _prep, _scan, _merge = (
     NamedLauncher(kernel.vector_merge),
 )
 _grad = NamedLauncher(vector_grad)
+
+
+_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
 def _sum_matrices(chunk: int, exclusive: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -53,6 +58,53 @@ def sum_matrices(chunk: int, exclusive: bool, dtype: torch.dtype, device: torch.
     return _cached_matrices(chunk, exclusive, dtype, device)
 
 
+def _dims(p: VectorPlan, K: int, V: int, varlen: bool, ragged: bool) -> dict[str, Any]:
+    return {
+        "C": p.chunk, "K": K, "KP": p.kp, "V": V, "VP": p.vp, "LEVELS": p.chunk.bit_length() - 1, "PREC": p.prec,
+        "VARLEN": varlen, "ROWS": ragged,
+    }  # fmt: skip
+
+
+@functools.lru_cache(maxsize=512)
+def _fixed_prep(
+    p: VectorPlan, chip: Chip, K: int, dtype: torch.dtype, read: bool, bonus: bool, gprec: str, gtma: bool,
+    varlen: bool, ragged: bool,
+) -> Fixed:  # fmt: skip
+    meta = {
+        "KB": p.kb, "READ": read, "BONUS": bonus, "FAST": p.fast, "DT": TL_TYPES[dtype], "SD": TL_TYPES[p.score],
+        "GPREC": gprec, "TMA": p.tma, "GTMA": gtma, "STAGES": p.prep.stages, **_dims(p, K, 0, varlen, ragged),
+    }  # fmt: skip
+    return _prep.fix(meta, p.prep.options(chip))
+
+
+@functools.lru_cache(maxsize=512)
+def _fixed_scan(
+    p: VectorPlan, chip: Chip, K: int, V: int, dtype: torch.dtype, out: torch.dtype | None, save: bool, init: bool,
+    final: bool, split: int, reverse: bool, v_first: bool, otma: bool, varlen: bool, ragged: bool,
+) -> Fixed:  # fmt: skip
+    launch = p.save if out is None else p.scan
+    meta = {
+        "BV": p.bv_save if out is None else p.bv, "OUT": out is not None, "SAVE": save, "INIT": init, "FINAL": final,
+        "SPLIT": split, "REVERSE": reverse, "VFIRST": v_first, "DT": TL_TYPES[dtype], "OT": TL_TYPES[out or dtype],
+        "TMA": p.tma, "OTMA": otma, "STAGES": launch.stages, **_dims(p, K, V, varlen, ragged),
+    }  # fmt: skip
+    return _scan.fix(meta, launch.options(chip))
+
+
+@functools.lru_cache(maxsize=512)
+def _fixed_grad(
+    p: VectorPlan, chip: Chip, K: int, V: int, gkb: int, dq: torch.dtype, dk: torch.dtype, dg: torch.dtype, full: bool,
+    soft: bool, bonus: bool, gprec: str, tma: bool, gtma: bool, varlen: bool, ragged: bool,
+) -> Fixed:  # fmt: skip
+    meta = {
+        "KB": gkb, "VB": p.vb, "FULL": full, "SOFT": soft, "BONUS": bonus, "FAST": p.fast, "SD": TL_TYPES[p.gscore],
+        "GPREC": gprec, "TMA": tma, "GTMA": gtma, "QT": TL_TYPES[dq], "KT": TL_TYPES[dk],
+        "GT": TL_TYPES[dg if full else dq], **_dims(p, K, V, varlen, ragged),
+    }  # fmt: skip
+    launch = Launch(8) if gkb > p.gkb else p.grad
+    return _grad.fix(meta, launch.options(chip))
+
+
 class Work:
     """One call: ``S_t = diag(e^g) S_{t-1} + k v^T``, ``o = scale q S_t``, or with the bonus ``u``
     ``o = scale q (S_{t-1} + diag(u) k v^T)``. Buffers are indexed by tile = chunk * heads + head."""
@@ -74,7 +126,7 @@ class Work:
         sequences = self.B if cu_seqlens is None else cu_seqlens.numel() - 1
         sequences = sequences if table is None else table.sequences
         if plan is None:
-            dtype = str(k.dtype).removeprefix("torch.")
+            dtype = _NAMES[k.dtype]
             fits = aligned(k, v) and (q is None or aligned(q))
             plan = vector_plan(self.chip, dtype, self.K, self.V, heads=sequences * self.H, aligned=fits)
         self.plan = plan
@@ -89,9 +141,7 @@ class Work:
         self.raw = g.dtype == torch.bfloat16 and plan.gscore == "bf16"
         self.gtma = plan.tma and g.element_size() == 2 and aligned(g)
         self.index = (self.table.cu, self.table.offsets, self.T, self.table.per_sequence, self.H)
-        self.dims = {"C": plan.chunk, "K": self.K, "KP": plan.kp, "V": self.V, "VP": plan.vp}
-        self.common = {"PREC": plan.prec, "VARLEN": self.table.varlen, "ROWS": self.ragged}
-        self.levels = plan.chunk.bit_length() - 1
+        self.rows = (self.table.varlen, self.ragged)
 
     def new(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.empty(shape, dtype=dtype or self.k.dtype, device=self.k.device)
@@ -113,7 +163,10 @@ class Work:
         gprec = "raw" if self.raw else p.gprec
         block = (C, p.kb)
         per = max(1, min(p.per, self.table.chunks * self.H // (4 * self.chip.sms)))
-        _prep(
+        fixed = _fixed_prep(
+            p, self.chip, self.K, self.k.dtype, read, self.u is not None, gprec, self.gtma, *self.rows
+        )  # fmt: skip
+        fixed(
             self.H * -(-self.table.chunks // per),
             (
                 self.decay, None if self.q is None else rows_of(self.q, block, p.tma), rows_of(self.k, block, p.tma),
@@ -122,13 +175,7 @@ class Work:
                 None if self.mats is None else matrix_of(self.mats, (C, C), p.tma), self.T, self.table.per_sequence,
                 self.H, self.table.chunks, per, self.scale,
             ),
-            {
-                "KB": p.kb, "LEVELS": self.levels, "READ": read, "BONUS": self.u is not None, "FAST": p.fast,
-                "DT": TL_TYPES[self.k.dtype], "SD": TL_TYPES[p.score], "GPREC": gprec, "TMA": p.tma, "GTMA": self.gtma,
-                "STAGES": p.prep.stages, "C": C, "K": self.K, "KP": p.kp, **self.common,
-            },
-            p.prep.options(self.chip),
-            given=(self.q, self.k, self.g, self.u),
+            (self.q, self.k, self.g, self.u),
         )  # fmt: skip
 
     def _run(
@@ -137,11 +184,14 @@ class Work:
     ) -> None:  # fmt: skip
         p, C = self.plan, self.plan.chunk
         bv = p.bv_save if o is None else p.bv
-        launch = p.save if o is None else p.scan
         split = kernel.SUMMARY if total is not None else kernel.WHOLE if entry is None else kernel.STRETCH
         parts = self.segments - 1 if split == kernel.SUMMARY else self.segments if split else 1
         otma = p.tma and not self.ragged and p.vp == self.V and o is not None and o.dtype == x.dtype
-        _scan(
+        fixed = _fixed_scan(
+            p, self.chip, self.K, self.V, self.k.dtype, None if o is None else o.dtype, states is not None,
+            h0 is not None, ht is not None, split, reverse, self.v_first, otma, *self.rows,
+        )  # fmt: skip
+        fixed(
             p.vp // bv * self.H * parts * self.N,
             (
                 self.decay, matrix_of(self.tiles, (C, p.kp), p.tma),
@@ -150,14 +200,7 @@ class Work:
                 None if states is None else matrix_of(states, (bv, p.kp), p.tma), h0, ht, entry, total, *self.index,
                 self.segments if split else 1, parts,
             ),
-            {
-                "BV": bv, "OUT": o is not None, "SAVE": states is not None, "INIT": h0 is not None,
-                "FINAL": ht is not None, "SPLIT": split, "REVERSE": reverse, "VFIRST": self.v_first,
-                "DT": TL_TYPES[self.k.dtype], "OT": TL_TYPES[self.k.dtype if o is None else o.dtype], "TMA": p.tma,
-                "OTMA": otma, "STAGES": launch.stages, **self.dims, **self.common,
-            },
-            launch.options(self.chip),
-            given=(x, o, h0, ht, self.table.cu),
+            (x, o, h0, ht, self.table.cu),
         )  # fmt: skip
 
     def _entries(self, x: Tensor, h0: Tensor | None, reverse: bool) -> Tensor | None:
@@ -194,7 +237,6 @@ class Work:
         """(dq, dk, dg, du in fp32); only dq without ``exits``; ``soft``: its softmax over channels."""
         p, full = self.plan, exits is not None
         gkb = p.kp if soft else p.gkb
-        launch = Launch(8) if gkb > p.gkb else p.grad
         dq = torch.empty_like(self.k, dtype=dtype)
         dk = torch.empty_like(self.k) if full else None
         dg = torch.empty_like(self.g) if full else None
@@ -204,8 +246,11 @@ class Work:
         block = (p.chunk, gkb)
         tma = p.tma and not self.ragged and p.kp == self.K and dq.dtype == self.k.dtype
         gtma = tma and dg is not None and dg.element_size() == 2
-        types = {"QT": dq, "KT": dq if dk is None else dk, "GT": dq if dg is None else dg}
-        _grad(
+        fixed = _fixed_grad(
+            p, self.chip, self.K, self.V, gkb, dq.dtype, self.k.dtype, self.g.dtype, full, soft, self.u is not None,
+            gprec, tma, gtma, *self.rows,
+        )  # fmt: skip
+        fixed(
             p.kp // gkb * self.H * self.table.chunks,
             (
                 self.decay, self.q if full else None, self.k, self.g, self.u, self.v, do, states, exits,
@@ -214,12 +259,6 @@ class Work:
                 None if dg is None else rows_of(dg, block, gtma), du,
                 self.T, self.table.per_sequence, self.H, self.scale,
             ),
-            {
-                "KB": gkb, "VB": p.vb, "LEVELS": self.levels, "FULL": full, "SOFT": soft, "BONUS": self.u is not None,
-                "FAST": p.fast, "SD": TL_TYPES[p.gscore], "GPREC": gprec, "TMA": tma, "GTMA": gtma,
-                **{name: TL_TYPES[x.dtype] for name, x in types.items()}, **self.dims, **self.common,
-            },
-            launch.options(self.chip),
-            given=(self.q, self.k, self.g, self.u, self.v, do, dq),
+            (self.q, self.k, self.g, self.u, self.v, do, dq),
         )  # fmt: skip
         return dq, dk, dg, None if du is None else du.sum(0)

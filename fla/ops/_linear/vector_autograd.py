@@ -8,11 +8,42 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fla.backends import needs_backward
 from fla.ops._common.launch import aligned, on_device
 from fla.ops._linear.vector import Work
 
 # The chunk gradient can take the softmax of up to so many channels along.
 SOFTMAX_AT_MOST = 128
+
+
+def key_decay(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, u: Tensor | None, h0: Tensor | None, scale: float, v_first: bool,
+    final: bool, cu_seqlens: Tensor | None, make: dict[str, Any],
+) -> tuple[Tensor, Tensor | None, Tensor | None, Work]:  # fmt: skip
+    """Output, final state, entries of the stretches and what was launched."""
+    work = Work(q, k, v, g, u, scale, v_first, cu_seqlens, **make)
+    work.prep()
+    ht = work.state() if final else None
+    o, _, entry = work.scan(v, h0, final=ht)
+    assert o is not None
+    return o, ht, entry, work
+
+
+def value_decay(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, h0: Tensor | None, scale: float, v_first: bool, final: bool,
+    softmax: bool, cu_seqlens: Tensor | None, make: dict[str, Any],
+) -> tuple[Tensor, Tensor | None, Tensor | None, Work]:  # fmt: skip
+    """As `key_decay`; the reason why this is right stands at `ValueDecay`."""
+    work = Work(None, v, k, g, None, scale, not v_first, cu_seqlens, **make)
+    work.prep()
+    ht = work.state() if final else None
+    _, states, entry = work.scan(k, h0, final=ht, out=False, save=True)
+    assert states is not None
+    soft = softmax and work.plan.kp <= SOFTMAX_AT_MOST
+    o, _, _, _ = work.grad(q, states, None, torch.float32 if softmax and not soft else None, soft)
+    if softmax and not soft:
+        o = o.softmax(-1).to(q.dtype)
+    return o, ht, entry, work
 
 
 class KeyDecay(torch.autograd.Function):
@@ -23,15 +54,10 @@ class KeyDecay(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, u: Tensor | None, h0: Tensor | None, scale: float,
         v_first: bool, final: bool, cu_seqlens: Tensor | None, make: dict[str, Any],
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        work = Work(q, k, v, g, u, scale, v_first, cu_seqlens, **make)
-        work.prep()
-        ht = work.state() if final else None
-        o, _, entry = work.scan(v, h0, final=ht)
-        if any(ctx.needs_input_grad):
-            ctx.save_for_backward(q, k, v, g, u, h0, work.tiles, work.mats, work.decay, entry)
-            ctx.scale, ctx.v_first, ctx.kw = scale, v_first, _same(work)
+        o, ht, entry, work = key_decay(q, k, v, g, u, h0, scale, v_first, final, cu_seqlens, make)
+        ctx.save_for_backward(q, k, v, g, u, h0, work.tiles, work.mats, work.decay, entry)
+        ctx.scale, ctx.v_first, ctx.kw = scale, v_first, _same(work)
         ctx.set_materialize_grads(False)
-        assert o is not None
         return o, ht
 
     @staticmethod
@@ -67,18 +93,9 @@ class ValueDecay(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, h0: Tensor | None, scale: float, v_first: bool,
         final: bool, softmax: bool, cu_seqlens: Tensor | None, make: dict[str, Any],
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        work = Work(None, v, k, g, None, scale, not v_first, cu_seqlens, **make)
-        work.prep()
-        ht = work.state() if final else None
-        _, states, entry = work.scan(k, h0, final=ht, out=False, save=True)
-        assert states is not None
-        soft = softmax and work.plan.kp <= SOFTMAX_AT_MOST
-        o, _, _, _ = work.grad(q, states, None, torch.float32 if softmax and not soft else None, soft)
-        if softmax and not soft:
-            o = o.softmax(-1).to(q.dtype)
-        if any(ctx.needs_input_grad):
-            ctx.save_for_backward(q, k, v, g, h0, entry, o if softmax else None)
-            ctx.scale, ctx.v_first, ctx.kw = scale, not v_first, _same(work)
+        o, ht, entry, work = value_decay(q, k, v, g, h0, scale, v_first, final, softmax, cu_seqlens, make)
+        ctx.save_for_backward(q, k, v, g, h0, entry, o if softmax else None)
+        ctx.scale, ctx.v_first, ctx.kw = scale, not v_first, _same(work)
         ctx.set_materialize_grads(False)
         return o, ht
 
@@ -143,12 +160,12 @@ def vector_linear(
     q, k, v = aligned(q), aligned(k), aligned(v)
     gk, gv, bonus, h0, cu_seqlens = (_c(x) for x in (gk, gv, bonus, initial_state, cu_seqlens))
     scale = k.shape[-1] ** -0.5 if scale is None else float(scale)
+    train = needs_backward((q, k, v, gk, gv, bonus, h0))
     with on_device(q):
         if gv is None:
             assert gk is not None
-            args = (q, k, v, gk, bonus, h0, scale, state_v_first, output_final_state, cu_seqlens, make)
-            return KeyDecay.apply(*args)
+            keys = (q, k, v, gk, bonus, h0, scale, state_v_first, output_final_state, cu_seqlens, make)
+            return KeyDecay.apply(*keys) if train else key_decay(*keys)[:2]
         assert gk is None
-        return ValueDecay.apply(
-            q, k, v, gv, h0, scale, state_v_first, output_final_state, softmax, cu_seqlens, make
-        )  # fmt: skip
+        values = (q, k, v, gv, h0, scale, state_v_first, output_final_state, softmax, cu_seqlens, make)
+        return ValueDecay.apply(*values) if train else value_decay(*values)[:2]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fla.ops._common.policy import Chip, Launch, pow2, stretches
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class VectorPlan:
     """How one class of calls is launched.
 
