@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -124,49 +123,62 @@ def packed_attention(
     return torch.cat(parts, 1) if parts else q.new_zeros(*q.shape[:3], v.shape[-1])
 
 
-Kernel = Callable[..., Tensor]
+def _fits(q: Tensor) -> bool:
+    return q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
 
 
 def _flash(q: Tensor) -> Kernel | None:
     """A variable-length kernel for these queries, or None: 16 bits, heads of 8 to 256 channels, an NVIDIA GPU."""
-    fits = q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
-    return _kernel() if fits and torch.cuda.get_device_capability(q.device) >= (8, 0) else None
+    return KERNELS.get(_kernel_name(q.device.index)) if _fits(q) else None
 
 
-@cache
-def _kernel() -> Kernel | None:
-    """flash-attn where it is installed, else the kernel of torch where it knows windows."""
+_NAMES: dict[int | None, str] = {}
+
+
+@torch.compiler.assume_constant_result
+def _kernel_name(device: int | None) -> str:
+    """flash-attn where it is installed, else the kernel of torch where it knows windows; from Ampere on."""
+    if device not in _NAMES:
+        modern = torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (8, 0)
+        _NAMES[device] = _find_kernel() if modern else ""
+    return _NAMES[device]
+
+
+def _find_kernel() -> str:
     try:
-        from flash_attn import flash_attn_varlen_func
+        import flash_attn  # noqa: F401
     except ImportError:
-        return _torch_kernel()
-
-    def run(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, T: int, S: int, window: int | None) -> Tensor:
-        cu_q, cu_k = cu_q.int(), cu_k.int()
-        sides = (-1, -1) if window is None else (window - 1, 0)
-        return flash_attn_varlen_func(q, k, v, cu_q, cu_k, T, S, causal=True, window_size=sides)
-
-    return run
+        return "torch" if "window_size" in _varlen_parameters() else ""
+    return "flash_attn"
 
 
-def _torch_kernel() -> Kernel | None:
+def _varlen_parameters() -> frozenset[str]:
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:  # before 2.10
-        return None
-    known = inspect.signature(varlen_attn).parameters
-    if "window_size" not in known:
-        return None
+        return frozenset()
+    return frozenset(inspect.signature(varlen_attn).parameters)
 
-    def run(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, T: int, S: int, window: int | None) -> Tensor:
-        cu_q, cu_k = cu_q.int(), cu_k.int()
-        sides = (-1 if window is None else window - 1, 0)
-        options: dict[str, Any] = {"window_size": sides}
-        if q.shape[1] != k.shape[1]:
-            if "enable_gqa" in known:
-                options["enable_gqa"] = True
-            else:
-                k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-        return varlen_attn(q, k, v, cu_q, cu_k, T, S, **options)  # type: ignore[return-value]
 
-    return run
+def _run_flash_attn(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, T: int, S: int, window: int | None
+) -> Tensor:
+    from flash_attn import flash_attn_varlen_func
+
+    sides = (-1, -1) if window is None else (window - 1, 0)
+    return flash_attn_varlen_func(q, k, v, cu_q.int(), cu_k.int(), T, S, causal=True, window_size=sides)
+
+
+def _run_torch(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, T: int, S: int, window: int | None
+) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    if q.shape[1] != k.shape[1]:  # not every version shares keys
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    sides = (-1 if window is None else window - 1, 0)
+    return varlen_attn(q, k, v, cu_q.int(), cu_k.int(), T, S, window_size=sides)  # type: ignore[return-value]
+
+
+Kernel = Callable[..., Tensor]
+KERNELS: dict[str, Kernel] = {"flash_attn": _run_flash_attn, "torch": _run_torch}

@@ -226,14 +226,13 @@ class Kernel:
 
 
 @pytest.fixture
-def flash(monkeypatch: pytest.MonkeyPatch) -> Any:
+def flash(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     kernel, module = Kernel(), types.ModuleType("flash_attn")
     module.flash_attn_varlen_func = kernel  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "flash_attn", module)
-    _softmax._kernel.cache_clear()
-    monkeypatch.setattr(_softmax, "_flash", lambda q: _softmax._kernel())
-    yield kernel
-    _softmax._kernel.cache_clear()
+    monkeypatch.setattr(_softmax, "_fits", lambda q: True)
+    monkeypatch.setitem(_softmax._NAMES, None, _softmax._find_kernel())
+    return kernel
 
 
 def test_flash_attn_is_called_where_it_is_installed(flash: Kernel):
@@ -249,24 +248,41 @@ def test_flash_attn_is_called_where_it_is_installed(flash: Kernel):
     assert flash.calls[2]["T"] == 6
 
 
+@pytest.mark.parametrize("window", [None, 5])
+def test_a_kernel_is_called_from_compiled_code_too(monkeypatch: pytest.MonkeyPatch, window: int | None):
+    seen = []
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, T: int, S: int, width: int) -> Tensor:
+        seen.append((T, S, width))
+        return q * 2
+
+    monkeypatch.setattr(_softmax, "_fits", lambda q: True)
+    monkeypatch.setitem(_softmax._NAMES, None, "torch")
+    monkeypatch.setitem(_softmax.KERNELS, "torch", kernel)
+    layer, x = make(window_size=window, num_kv_heads=2), inputs(1, 23)
+    torch.compiler.reset()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    o = compiled(x, cu_seqlens=torch.tensor([0, 7, 23]))[0]
+    assert seen == [(23, 23, window)]
+    assert_close("o", layer(x, cu_seqlens=torch.tensor([0, 7, 23]))[0], o, 1e-5)
+
+
 def test_the_kernel_of_torch_stands_in_for_flash_attn(monkeypatch: pytest.MonkeyPatch):
     varlen = pytest.importorskip("torch.nn.attention.varlen")
     seen: dict[str, Any] = {}
 
-    def fake(
-        query: Tensor, key: Tensor, value: Tensor, *args: Any, window_size: Any = None, enable_gqa: bool = False
-    ) -> Tensor:
-        seen.update(window_size=window_size, enable_gqa=enable_gqa, lengths=args[2:])
+    def fake(query: Tensor, key: Tensor, value: Tensor, *args: Any, window_size: Any = None) -> Tensor:
+        seen.update(window_size=window_size, heads=key.shape[1], lengths=args[2:])
         return query
 
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
     monkeypatch.setattr(varlen, "varlen_attn", fake)
-    kernel = _softmax._torch_kernel()
-    assert kernel is not None
+    assert _softmax._find_kernel() == "torch"
     q, k = torch.randn(7, 4, 8), torch.randn(7, 2, 8)
-    kernel(q, k, k, torch.tensor([0, 7]), torch.tensor([0, 7]), 7, 7, 3)
-    assert seen == {"window_size": (2, 0), "enable_gqa": True, "lengths": (7, 7)}
+    _softmax.KERNELS["torch"](q, k, k, torch.tensor([0, 7]), torch.tensor([0, 7]), 7, 7, 3)
+    assert seen == {"window_size": (2, 0), "heads": 4, "lengths": (7, 7)}
     monkeypatch.setattr(varlen, "varlen_attn", lambda query, is_causal: None)
-    assert _softmax._torch_kernel() is None
+    assert _softmax._find_kernel() == ""
 
 
 @pytest.mark.gpu
@@ -298,3 +314,14 @@ def test_on_the_gpu(kwargs: dict[str, Any], dtype: torch.dtype):
         for a, b in ((0, 30), (30, 36), (36, 37), (37, 38), (38, 39), (39, 40)):
             parts.append(layer(x[:, a:b].cuda(), mask[:, :b].cuda(), cache, use_cache=True)[0])
         assert_close("cached", exact(x.double(), mask)[0].cuda(), torch.cat(parts, 1), tolerance)
+
+
+@pytest.mark.gpu
+def test_compiled_on_the_gpu():
+    layer, x = make(window_size=16, num_kv_heads=2).to("cuda", torch.bfloat16), inputs(1, 40).to("cuda", torch.bfloat16)
+    cu = torch.tensor([0, 7, 40], device="cuda")
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.mul_(0.4)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    assert_close("o", layer(x, cu_seqlens=cu)[0], compiled(x, cu_seqlens=cu)[0], 1e-2)
