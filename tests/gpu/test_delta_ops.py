@@ -101,5 +101,5 @@ def test_n05_half_precision_keys_that_are_no_unit_vectors():
     exact, exact_S = chunk_delta_rule(q.double(), k.double(), v.double(), beta, output_final_state=True)
     assert exact.abs().max() > 65504, "the case is meant to overflow float16"
     assert o.isfinite().all()
-    assert (o.double() - exact.clamp(-65504, 65504)).norm() < 1e-2 * exact.clamp(-65504, 65504).norm()
-    assert (S.double() - exact_S).norm() < 1e-2 * exact_S.norm()
+    assert (o.double() - exact.clamp(-65504, 65504)).norm() < 5e-3 * exact.clamp(-65504, 65504).norm()
+    assert (S.double() - exact_S).norm() < 5e-3 * exact_S.norm()
