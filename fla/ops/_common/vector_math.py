@@ -38,6 +38,15 @@ def rcp(x):
 
 
 @triton.jit
+def fetch(p):
+    """Have the lines at these addresses brought into the L2 cache."""
+    if not INTERPRET:
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [p.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+        )
+
+
+@triton.jit
 def narrow(x, DT: tl.constexpr):
     """fp32 to an operand type, two at a time: the compiler converts bf16 one by one where it also widens the result."""
     if tl.bfloat16 == DT and not INTERPRET:

@@ -21,6 +21,7 @@ class VectorPlan:
         vb: V block of the gradient kernel.
         segments: parts along time (1: no split).
         tma, grad_tma: copy tiles by descriptor; the gradient kernels, straight-line code, would wait for each.
+        fetch: the gradient kernel calls its tiles into the L2 cache before it loads them.
         score: operand type of the scores, "bf16", "fp16" or "fp32".
         prec: ``input_precision`` of fp32 products; gprec and iprec: of the sums of gates and of the inverse.
     """
@@ -36,6 +37,7 @@ class VectorPlan:
     segments: int
     tma: bool
     grad_tma: bool
+    fetch: bool
     score: str
     gscore: str
     prec: str
@@ -117,6 +119,7 @@ def plan(
         segments=segments,
         tma=tma,
         grad_tma=False,
+        fetch=False,
         score=score,
         gscore=gscore,
         prec=prec,

@@ -273,7 +273,7 @@ class Work:
                 self.mat(self.tiles, 32, p.kp),
                 self.mat(self.mats, 32, 32),
                 self.rows(self.v, 32, bv),
-                None if o is None else rows_of(o, (32, bv), p.tma and not self.ragged and self.V == p.vp),
+                None if o is None else rows_of(o, (32, bv), p.tma and not self.ragged and p.vp == self.V),
                 None if states is None else self.mat(states, bv, p.kp),
                 None if news is None else self.mat(news, bv, 32),
                 h0,
@@ -383,7 +383,7 @@ class Work:
                 self.mat(self.tiles, 32, p.kp),
                 self.mat(self.mats, 32, 32),
                 self.rows(do, 32, bv),
-                rows_of(dv, (32, bv), p.tma and not self.ragged and self.V == p.vp),
+                rows_of(dv, (32, bv), p.tma and not self.ragged and p.vp == self.V),
                 self.mat(exits, bv, p.kp),
                 self.mat(ys, bv, 32),
                 dht,
@@ -420,7 +420,7 @@ class Work:
         dbias = self.new(chunks, H, K, dtype=torch.float32) if self.setup.gates["BIAS"] else None
         tma = p.grad_tma
         same = dg.dtype == dq.dtype
-        otma = p.tma and not self.ragged and group == 1 and K == p.kp
+        otma = p.tma and not self.ragged and group == 1 and p.kp == K
         if chunks > 0:
             scores = self.new(self.tiles_n * 128, 32, dtype=TORCH_TYPES[p.gscore])
             vecs = self.new(self.tiles_n * 2, 5, 32, dtype=torch.float32)
@@ -476,6 +476,7 @@ class Work:
                     "TMA": tma,
                     "GTMA": tma and self.gtma,
                     "BTMA": tma and self.btma,
+                    "FETCH": p.fetch and not tma,
                 },
             )
             run(

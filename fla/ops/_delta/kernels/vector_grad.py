@@ -16,6 +16,7 @@ from fla.ops._delta.kernels.vector_math import (
     SHIFT,
     UNSHIFT,
     ex2,
+    fetch,
     gate_sum,
     grad_sum,
     level_pairs,
@@ -217,6 +218,7 @@ def vector_grad(
     RAW: tl.constexpr,
     ERASE: tl.constexpr,
     BTMA: tl.constexpr,
+    FETCH: tl.constexpr,
 ):
     """One program per (KB channels, head, 32 tokens), after `vector_scores`.
 
@@ -257,6 +259,20 @@ def vector_grad(
     wn = w.to(tl.int64) * 128 + sub * 32
     at = (row + r).to(tl.int64) * H + h
     vp = vecs + w2.to(tl.int64) * 160
+    if FETCH:
+        # The compiler makes one tile ready after another: what is far away is called for at once.
+        iv = tl.arange(0, VP)
+        il = tl.minimum(row + r, row + n - 1).to(tl.int64)
+        fetch(states + (w2 * VP + iv).to(tl.int64) * KP + c0)
+        fetch(exits + (w2 * VP + iv).to(tl.int64) * KP + c0)
+        fetch(g + (il * H + h) * K + c0)
+        fetch(k + (il * HK + hk) * K + c0)
+        fetch(q + (il * HK + hk) * K + c0)
+        fetch(news + (w * VP + iv).to(tl.int64) * 64 + sub * 32)
+        fetch(ys + (w * VP + iv).to(tl.int64) * 64 + sub * 32)
+        fetch(do + (il * H + h) * V)
+        if VP > 64:
+            fetch(do + (il * H + h) * V + 64)
     unit = tl.load(vp + 128)
     back = 1.0 / unit
     # All loads first: nothing else is held yet, and they travel together.

@@ -12,6 +12,7 @@ from fla.ops._common.kernels import LOG2E, softplus
 from fla.ops._common.vector_math import (  # noqa: F401
     INTERPRET,
     ex2,
+    fetch,
     gate_sum,
     grad_sum,
     level_pairs,
