@@ -138,8 +138,9 @@ def _run_states(
     )  # fmt: skip
     meta = {
         "K": call.K, "V": call.V, "BK": bk, "BV": bv, "C": p.chunk, "DECAY": call.decay, "SIDES": sides, "SPLIT": split,
-        "VFIRST": call.v_first, "VARLEN": call.table.varlen, "DESC": p.descriptors, "DOT": p.dot,
-        "STAGES": p.states.stages,
+        "VFIRST": call.v_first, "VARLEN": call.table.varlen, "DESC": p.descriptors,
+        # The pipeliner of triton 3.7 cannot guard such a store in the loops that it makes for sm100.
+        "DSTORE": call.chip.arch < 100, "DOT": p.dot, "STAGES": p.states.stages,
     }  # fmt: skip
     given = (q, k, v, do, decays.gamma, h0, ht, dht, dh0, call.table.cu)
     grid = call.blocks * call.H * parts * call.table.sequences

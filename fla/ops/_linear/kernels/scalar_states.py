@@ -30,7 +30,7 @@ BOTH = 3
 def _step(
     S, a, x, ad, xd, sums, gamma, St, Sd, tile, row, n, h, k0, v0, H, scale, K: tl.constexpr, V: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, DECAY: tl.constexpr, REVERSE: tl.constexpr, SAVE: tl.constexpr,
-    DESC: tl.constexpr, DOT: tl.constexpr,
+    DESC: tl.constexpr, DSTORE: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     dt: tl.constexpr = a.dtype.element_ty
     b, last = chunk_decays(sums, gamma, tile, n, h, C, DECAY)
@@ -38,7 +38,7 @@ def _step(
     xt = load_rows(x, xd, row, n, h, H, v0, V, BV, C, DESC)
     if SAVE:
         # A gradient that float16 cannot hold shows as infinity: whoever scales losses looks for it.
-        store_tile(St, Sd, S.to(dt) if REVERSE else narrow(S, dt), tile, v0, k0, V, K, BV, BK, DESC)
+        store_tile(St, Sd, S.to(dt) if REVERSE else narrow(S, dt), tile, v0, k0, V, K, BV, BK, DESC and DSTORE)
     xT = tl.trans(xt)
     if DECAY:
         w = tl.exp2(b) * scale if REVERSE else tl.exp2(last - b)
@@ -54,7 +54,7 @@ def _pass(
     pid, a, x, ad, xd, sums, gamma, St, Sd, s0, s1, entry, total, cu, offsets, T, NT, H, has_s0, has_s1, segments,
     parts, scale, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
     DECAY: tl.constexpr, REVERSE: tl.constexpr, SPLIT: tl.constexpr, VFIRST: tl.constexpr, VARLEN: tl.constexpr,
-    DESC: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
+    DESC: tl.constexpr, DSTORE: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     NV: tl.constexpr = (V + BV - 1) // BV
     NK: tl.constexpr = (K + BK - 1) // BK
@@ -82,7 +82,7 @@ def _pass(
         if (hi > full) & (lo < hi):
             S, last = _step(
                 S, a, x, ad, xd, sums, gamma, St, Sd, (first + full) * H + h, bos + full * C, length - full * C, h, k0,
-                v0, H, scale, K, V, BK, BV, C, DECAY, REVERSE, SAVE, False, DOT,
+                v0, H, scale, K, V, BK, BV, C, DECAY, REVERSE, SAVE, False, DSTORE, DOT,
             )  # fmt: skip
             if SPLIT == 2:
                 decay += last
@@ -90,7 +90,7 @@ def _pass(
         t = lo + loop - 1 - j if REVERSE else j
         S, last = _step(
             S, a, x, ad, xd, sums, gamma, St, Sd, (first + t) * H + h, bos + t * C, length - t * C, h, k0, v0, H, scale,
-            K, V, BK, BV, C, DECAY, REVERSE, SAVE, DESC, DOT,
+            K, V, BK, BV, C, DECAY, REVERSE, SAVE, DESC, DSTORE, DOT,
         )  # fmt: skip
         if SPLIT == 2:
             decay += last
@@ -98,7 +98,7 @@ def _pass(
         if (hi > full) & (lo < hi):
             S, last = _step(
                 S, a, x, ad, xd, sums, gamma, St, Sd, (first + full) * H + h, bos + full * C, length - full * C, h, k0,
-                v0, H, scale, K, V, BK, BV, C, DECAY, REVERSE, SAVE, False, DOT,
+                v0, H, scale, K, V, BK, BV, C, DECAY, REVERSE, SAVE, False, DSTORE, DOT,
             )  # fmt: skip
             if SPLIT == 2:
                 decay += last
@@ -118,37 +118,40 @@ def scalar_states(
     q, k, v, do, qd, kd, vd, dod, sums, gamma, St, Sd, Xt, Xd, h0, ht, dht, dh0, entry, total, back, cu, offsets, T, NT,
     H, has_h0, has_ht, has_dht, has_dh0, segments, parts, scale, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, C: tl.constexpr, DECAY: tl.constexpr, SIDES: tl.constexpr, SPLIT: tl.constexpr,
-    VFIRST: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
+    VFIRST: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr, DSTORE: tl.constexpr, DOT: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """The state before each chunk to ``St`` and its gradient after each chunk to ``Xt``, `[chunks * H, V, K]` both.
 
     SIDES: STATES, GRADIENTS, or BOTH, the first half of the grid for the states. SPLIT: WHOLE, a sequence a program;
     STRETCH, one of ``segments`` stretches of it, which begins with what is in ``entry`` (``back`` for gradients);
     SUMMARY, write what a stretch adds to ``entry``, with the caller's state in the first one, and the sum of its log
-    decays to ``total``, and nothing else. There are ``parts`` stretches in the grid.
+    decays to ``total``, and nothing else. There are ``parts`` stretches in the grid. DSTORE: states too are written
+    through descriptors.
     """
     pid = tl.program_id(0)
     half = tl.num_programs(0) // 2 if SIDES == 3 else tl.num_programs(0)
     if SIDES == 1:
         _pass(
             pid, k, v, kd, vd, sums, gamma, St, Sd, h0, ht, entry, total, cu, offsets, T, NT, H, has_h0, has_ht,
-            segments, parts, scale, K, V, BK, BV, C, DECAY, False, SPLIT, VFIRST, VARLEN, DESC, DOT, STAGES,
+            segments, parts, scale, K, V, BK, BV, C, DECAY, False, SPLIT, VFIRST, VARLEN, DESC, DSTORE, DOT, STAGES,
         )  # fmt: skip
     elif SIDES == 2:
         _pass(
             pid, q, do, qd, dod, sums, gamma, Xt, Xd, dht, dh0, back, total, cu, offsets, T, NT, H, has_dht, has_dh0,
-            segments, parts, scale, K, V, BK, BV, C, DECAY, True, SPLIT, VFIRST, VARLEN, DESC, DOT, STAGES,
+            segments, parts, scale, K, V, BK, BV, C, DECAY, True, SPLIT, VFIRST, VARLEN, DESC, DSTORE, DOT, STAGES,
         )  # fmt: skip
     else:
         if pid < half:
             _pass(
                 pid, k, v, kd, vd, sums, gamma, St, Sd, h0, ht, entry, total, cu, offsets, T, NT, H, has_h0, has_ht,
-                segments, parts, scale, K, V, BK, BV, C, DECAY, False, SPLIT, VFIRST, VARLEN, DESC, DOT, STAGES,
+                segments, parts, scale, K, V, BK, BV, C, DECAY, False, SPLIT, VFIRST, VARLEN, DESC, DSTORE, DOT, STAGES,
             )  # fmt: skip
         else:
             _pass(
                 pid - half, q, do, qd, dod, sums, gamma, Xt, Xd, dht, dh0, back, total, cu, offsets, T, NT, H, has_dht,
-                has_dh0, segments, parts, scale, K, V, BK, BV, C, DECAY, True, SPLIT, VFIRST, VARLEN, DESC, DOT, STAGES,
+                has_dh0, segments, parts, scale, K, V, BK, BV, C, DECAY, True, SPLIT, VFIRST, VARLEN, DESC, DSTORE, DOT,
+                STAGES,
             )  # fmt: skip
 
 
