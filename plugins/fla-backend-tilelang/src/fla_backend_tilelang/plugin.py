@@ -116,10 +116,23 @@ class GatedDeltaRule(TileLang):
         # for calls that use it. cu_seqlens_cpu, chunk_indices and chunk_size change no result here.
         from fla_backend_tilelang.scalar import Switches, forward
 
-        gate = (A_log, dt_bias) if use_gate_in_kernel else (None, None)
+        if not use_gate_in_kernel:
+            A_log = dt_bias = None
         switches = Switches(use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, use_gate_in_kernel)
         return forward(
-            q, k, v, g, beta, scale, initial_state, output_final_state, state_v_first, cu_seqlens, *gate, switches
+            q,
+            k,
+            v,
+            g,
+            beta,
+            scale,
+            initial_state,
+            output_final_state,
+            state_v_first,
+            cu_seqlens,
+            A_log,
+            dt_bias,
+            switches,
         )
 
 
@@ -193,10 +206,24 @@ class KDA(TileLang):
         from fla_backend_tilelang.scalar import Switches
         from fla_backend_tilelang.vector import forward
 
-        gate = (A_log, dt_bias, lower_bound) if use_gate_in_kernel else (None, None, None)
+        if not use_gate_in_kernel:
+            A_log = dt_bias = lower_bound = None
         switches = Switches(use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, use_gate_in_kernel)
         return forward(
-            q, k, v, g, beta, scale, initial_state, output_final_state, state_v_first, cu_seqlens, *gate, switches
+            q,
+            k,
+            v,
+            g,
+            beta,
+            scale,
+            initial_state,
+            output_final_state,
+            state_v_first,
+            cu_seqlens,
+            A_log,
+            dt_bias,
+            lower_bound,
+            switches,
         )
 
 
