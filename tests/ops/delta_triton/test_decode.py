@@ -214,3 +214,17 @@ def test_half_outputs_of_large_states_saturate():
         o, _ = vector_decode.fused_recurrent_kda(q, k, v, x["gk"], x["beta"].sigmoid(), initial_state=x["h0"] * 1e6)
     assert o.isfinite().all()
     assert o.abs().max() == 65504
+
+
+def test_gradients_of_a_beta_per_value_channel_are_left_to_pytorch():
+    from fla.ops._delta.covers import covers_recurrent_comba, covers_recurrent_gdn2, covers_recurrent_kda
+
+    x = tensors()
+    q, k, v, g, gk = (x[n].requires_grad_() for n in ("q", "k", "v", "g", "gk"))
+    for beta, taken in ((x["beta"], True), (x["beta_v"], False), (None, True)):
+        assert covers_recurrent_comba(q, k, None, v, g, beta, None)[0] is taken
+    assert not covers_recurrent_kda(q, k, v, gk, x["beta_v"], None, None, None)[0]
+    assert covers_recurrent_kda(q, k, v, gk, x["beta"], None, None, None)[0]
+    assert covers_recurrent_gdn2(q, k, v, gk, gk, x["beta_v"], None, None, None)[0]
+    with torch.no_grad():
+        assert covers_recurrent_kda(q, k, v, gk, x["beta_v"], None, None, None)[0]
