@@ -16,7 +16,7 @@ from fla.backends import BackendRegistry, devices, register, switches
 if importlib.util.find_spec("fla_backend_tilelang") is None:
     sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
-from fla_backend_tilelang import plugin, toolchain
+from fla_backend_tilelang import plugin
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def backends():
 def hopper(monkeypatch, backends):
     """An sm90 card with tilelang and nvcc. Meta tensors stand for tensors on it; nothing can run there."""
     switches.forget()
-    monkeypatch.setattr(toolchain, "missing", lambda: None)
+    monkeypatch.setattr(plugin.TileLang, "is_available", classmethod(lambda cls: True))
     monkeypatch.setattr(devices, "accelerators", lambda: ("cuda",))
     monkeypatch.setattr(devices, "_has_device", lambda library, name: name == "cuda")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from fla_backend_tilelang import toolchain
+from fla_backend_tilelang.plugin import KDA
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    pytest.mark.skipif(toolchain.missing() is not None, reason="no tilelang or nvcc"),
+    pytest.mark.skipif(not KDA.is_available(), reason="no tilelang or nvcc"),
 ]
 
 

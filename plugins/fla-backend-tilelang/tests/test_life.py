@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from fla_backend_tilelang import plugin, rule, toolchain
+from fla_backend_tilelang import plugin, rule
 
-from fla.backends import BackendRegistry, last_decision, register, use_backend
+from fla.backends import BackendRegistry, devices, last_decision, register, use_backend
 from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
 SRC = Path(__file__).parents[1] / "src"
@@ -25,23 +25,16 @@ def test_importing_the_plugin_imports_neither_tilelang_nor_torch():
 
 
 def test_it_says_that_tilelang_is_missing(monkeypatch):
-    monkeypatch.setattr(toolchain.importlib.util, "find_spec", lambda name: None)
-    assert toolchain.missing().startswith("module tilelang is not installed")
+    monkeypatch.setattr(devices, "has_module", lambda name: False)
     assert not plugin.GatedDeltaRule.is_available()
+    assert plugin.GatedDeltaRule.unavailable_reason() == "module tilelang is not installed"
 
 
 def test_it_says_that_nvcc_is_missing(monkeypatch):
-    monkeypatch.setattr(toolchain.importlib.util, "find_spec", lambda name: object() if name == "tilelang" else None)
-    monkeypatch.setattr(toolchain, "_candidates", lambda: iter([Path("/nowhere/nvcc")]))
-    assert toolchain.missing().startswith("no nvcc in PATH, CUDA_HOME")
-
-
-def test_nvcc_is_found_where_cuda_home_says(monkeypatch, tmp_path):
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "nvcc").touch()
-    monkeypatch.setattr(toolchain.shutil, "which", lambda name: None)
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    assert toolchain.nvcc() == tmp_path / "bin" / "nvcc"
+    monkeypatch.setattr(devices, "has_module", lambda name: True)
+    monkeypatch.setattr(devices, "has_usable_nvcc", lambda: False)
+    assert not plugin.KDA.is_available()
+    assert plugin.KDA.unavailable_reason().startswith("no usable nvcc")
 
 
 def test_a_build_that_fails_is_quarantined_and_core_serves(monkeypatch):

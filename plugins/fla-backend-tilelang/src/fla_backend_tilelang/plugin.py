@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fla.backends import BaseBackend, Capability, Rejection, hookimpl
+from fla.backends import Capability, Rejection, TileLangBackend, hookimpl
 
 MIN_BOUND = -5.0
 ARCHITECTURE = (9, 0)
@@ -37,13 +37,9 @@ def _dtypes(q: Any, **others: Any) -> str | None:
     return None
 
 
-class TileLang(BaseBackend):
+class TileLang(TileLangBackend):
     """Our TileLang programs (module `tilelang` builds them with nvcc)."""
 
-    backend_type = "tilelang"
-    package_name = "tilelang"
-    env_var = "FLA_TILELANG"
-    default_enable = True
     priority = 4
     operations = ("gated_delta_rule", "kda")
     capability = Capability(
@@ -57,17 +53,6 @@ class TileLang(BaseBackend):
         state_layouts=("k_first", "v_first"),
         backward=False,
     )
-
-    @classmethod
-    def is_available(cls) -> bool:
-        return cls.unavailable_reason() is None
-
-    @classmethod
-    def unavailable_reason(cls) -> str | None:
-        """Why no programs can be built; None where they can."""
-        from fla_backend_tilelang.toolchain import missing
-
-        return missing()
 
 
 class GatedDeltaRule(TileLang):
