@@ -187,7 +187,10 @@ def child(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace, package: str, models: list[str], modes: list[str]) -> list[dict[str, Any]]:
     """The rows of a child with ``package`` in front of the path."""
-    path = [package, *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and Path(p).resolve() != HOME)]
+    path = [
+        package,
+        *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and Path(p).resolve() != HOME),
+    ]
     with tempfile.TemporaryDirectory() as empty:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
         if modes == ["first"]:
