@@ -21,6 +21,11 @@ def _gpu():
 
 @pytest.mark.parametrize("name", list(check_linear.CASES))
 def test_outputs_and_gradients_match_the_recurrence_and_repeat_bit_for_bit(name):
+    if name.startswith("K"):
+        # Sizes on which a compiler has faulted: a fault would take the other tests of this process along.
+        line = check_linear.apart(name)
+        assert "FAIL" not in line, line
+        return
     errors, wrong = check_linear.check(name)
     assert not wrong, (errors, wrong)
 

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import torch
 
-from fla.ops._common.policy import Chip, Launch, pow2, stretches
+from fla.ops._common.policy import Chip, Launch, planned, pow2, stretches
 
 # Up to here one launch token by token beats the chunked passes, whose tiles would be mostly padding (predicted).
 DECODE_TOKENS = 16
@@ -54,7 +53,7 @@ def scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, heads: int) -> S
     return _scalar_plan(chip, dtype, K, V, 2 * heads <= chip.sms)
 
 
-@functools.lru_cache(maxsize=256)
+@planned
 def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool) -> ScalarPlan:
     wide = dtype == torch.float32
     if wide or (chip.vendor != "interpreter" and chip.arch // 10 not in (9, 10)):
@@ -78,8 +77,11 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool) -> S
     # More than one block of either dim is a loop, beside which a whole block does not fit in the registers.
     grad_k = bk if max(K, V) <= 128 else min(bk, 64)
     launch = Launch(8 if block_v > 64 else 4, stages)
+    one_scan = pow2(K) <= 128
+    # A scan for dv spills some registers and was still fast on sm90; the stores in its loop do not compile on sm100.
+    dv_scan = one_scan and chip.arch // 10 == 9
     return ScalarPlan(
-        64, descriptors, chip.wide, pow2(K) <= 128, bk, block_v, min(bv, 64), grad_k, bv, bv, False, launch, launch,
+        64, descriptors, chip.wide, one_scan, bk, block_v, min(bv, 64), grad_k, bv, bv, dv_scan, launch, launch,
         Launch(4, 3 if few else 2), Launch(4, 1), Launch(4),
     )  # fmt: skip
 
