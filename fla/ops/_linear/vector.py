@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -70,11 +71,15 @@ def _fixed_prep(
     p: VectorPlan, chip: Chip, K: int, dtype: torch.dtype, read: bool, bonus: bool, gprec: str, gtma: bool,
     varlen: bool, ragged: bool,
 ) -> Fixed:  # fmt: skip
+    launch = p.prep
+    if p.tma and not gtma:
+        # Gates in float32: one stage less, so that two programs still share a multiprocessor.
+        launch = dataclasses.replace(launch, stages=min(launch.stages, 2))
     meta = {
         "KB": p.kb, "READ": read, "BONUS": bonus, "FAST": p.fast, "DT": TL_TYPES[dtype], "SD": TL_TYPES[p.score],
-        "GPREC": gprec, "TMA": p.tma, "GTMA": gtma, "STAGES": p.prep.stages, **_dims(p, K, 0, varlen, ragged),
+        "GPREC": gprec, "TMA": p.tma, "GTMA": gtma, "STAGES": launch.stages, **_dims(p, K, 0, varlen, ragged),
     }  # fmt: skip
-    return _prep.fix(meta, p.prep.options(chip))
+    return _prep.fix(meta, launch.options(chip))
 
 
 @functools.lru_cache(maxsize=512)

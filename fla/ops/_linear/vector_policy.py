@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
-from fla.ops._common.policy import Chip, Launch, pow2, stretches
+from fla.ops._common.policy import Chip, Launch, planned, pow2, stretches
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +54,7 @@ def vector_plan(chip: Chip, dtype: str, K: int, V: int, *, heads: int, aligned: 
     return _plan(chip, dtype, K, V, 2 * heads <= chip.sms, aligned)
 
 
-@functools.lru_cache(maxsize=512)
+@planned
 def _plan(chip: Chip, dtype: str, K: int, V: int, few: bool, aligned: bool) -> VectorPlan:
     half = dtype != "float32"
     interpreter = chip.vendor == "interpreter"
@@ -71,7 +70,7 @@ def _plan(chip: Chip, dtype: str, K: int, V: int, few: bool, aligned: bool) -> V
         score = gscore = "fp32"
         prec = gprec = "ieee" if interpreter else chip.exact
     if half:
-        bv = min(vp, 128 if hopper and kp <= 128 and not few else 64 if kp <= 256 else 16)
+        bv = min(vp, (128 if hopper and not few else 64) if kp <= 128 else 32 if kp <= 256 else 16)
         bv_save = min(vp, 64 if kp <= 256 else 16)
     else:
         # Wider blocks spill: each product of fp32 operands is three. The interpreter has no registers.
@@ -96,7 +95,7 @@ def _plan(chip: Chip, dtype: str, K: int, V: int, few: bool, aligned: bool) -> V
         gscore=gscore,
         prec=prec,
         gprec=gprec,
-        prep=Launch(4, 2 if tma else 1, 168 if half and hopper else None),
+        prep=Launch(4, 3 if tma else 1),
         scan=scan,
         save=save,
         grad=Launch(4),
