@@ -28,20 +28,25 @@ from fla.ops._delta.scalar import ScalarCall
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-def compile_call(arch: str, dtype: torch.dtype, K: int, heads: int, segments: int = 1) -> list[Compiled]:
-    """The kernels of a forward and backward with initial and final state."""
+def compile_call(
+    arch: str, dtype: torch.dtype, K: int, heads: int, segments: int = 1, read: bool = False
+) -> list[Compiled]:
+    """The kernels of a forward and backward with initial and final state; ``read``: with a read key, as comba has."""
     chip = CHIPS[arch]
-    plan = scalar_plan(chip, dtype, K, K, heads, True)
-    x = make_inputs(1, 64, 1, None, K, dtype=dtype, initial=True)
+    plan = scalar_plan(chip, dtype, K, K, heads, True, read)
+    x = make_inputs(1, 64, 1, None, K, dtype=dtype, initial=True, read=read)
     q, k, v, g, beta, h0 = (x[n] for n in ("q", "k", "v", "g", "beta", "initial_state"))
+    p = x.get("p")
     with offline(arch) as seen:
-        call = ScalarCall.make(k, v, K**-0.5, True, 0.0, False, None, chip=chip, plan=plan, segments=segments)
-        T, A, sc = scalar.prepare(call, q, k, v, g, beta, None, None, True)
-        entry = scalar.entries(call, q, k, v, T, A, sc, h0)
-        scalar.scan(call, q, k, v, T, A, sc, h0, entry, True, True, False)
-        _, _, S, U = scalar.scan(call, q, k, v, T, A, sc, h0, entry, False, False, True)
-        dv, X = scalar.reverse(call, q, k, v, T, A, sc, h0, torch.empty_like(h0))
-        scalar.gradients(call, q, k, v, g, beta, None, None, v, dv, S, U, X, sc)
+        call = ScalarCall.make(
+            k, v, K**-0.5, True, 0.0, False, None, chip=chip, plan=plan, segments=segments, read=read, before=read
+        )  # fmt: skip
+        T, A, sc = scalar.prepare(call, q, k, v, g, beta, None, None, True, p)
+        entry = scalar.entries(call, q, k, v, T, A, sc, h0, p)
+        scalar.scan(call, q, k, v, T, A, sc, h0, entry, True, True, False, p)
+        _, _, S, U = scalar.scan(call, q, k, v, T, A, sc, h0, entry, False, False, True, p)
+        dv, X = scalar.reverse(call, q, k, v, T, A, sc, h0, torch.empty_like(h0), p)
+        scalar.gradients(call, q, k, v, g, beta, None, None, v, dv, S, U, X, sc, p)
     return seen
 
 
@@ -50,6 +55,7 @@ def main() -> int:
     ap.add_argument("arch", nargs="*", default=["sm80", "sm90", "sm100", "sm120"])
     ap.add_argument("--dims", type=int, nargs="*", default=[64, 128, 256])
     ap.add_argument("--dtypes", nargs="*", default=["bf16", "fp32"])
+    ap.add_argument("--read", action="store_true", help="with a read key of its own (comba)")
     args = ap.parse_args()
     over = 0
     for arch in args.arch:
@@ -58,7 +64,7 @@ def main() -> int:
                 # Few heads take narrower blocks; few heads over a long time are split.
                 for heads, segments in ((1000, 1),) if K != 128 or name == "fp32" else ((1000, 1), (16, 1), (16, 8)):
                     print(f"{arch} {name} K = V = {K}, {heads} heads, {segments} stretches", flush=True)
-                    for c in compile_call(arch, DTYPES[name], K, heads, segments):
+                    for c in compile_call(arch, DTYPES[name], K, heads, segments, args.read):
                         bad = c.shared > CHIPS[arch].smem
                         over += bad
                         print("  ", c, "TOO MUCH SHARED MEMORY" if bad else "", flush=True)
