@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,12 +15,16 @@ from fla.ops._common.ahead import standing_for
 
 @dataclass(frozen=True)
 class Chip:
-    """The facts a policy may use. ``arch`` is 10 * major + minor of the compute capability (0 off NVIDIA)."""
+    """The facts a policy may use. ``arch`` is 10 * major + minor of the compute capability (0 off NVIDIA).
+
+    ``fit`` has the last word on a plan: what a plugin that brings a chip of its own changes about tiles.
+    """
 
     vendor: str
     arch: int
     sms: int
     smem: int
+    fit: Callable[[Any], Any] | None = None
 
     @property
     def descriptors(self) -> bool:
@@ -81,15 +86,43 @@ def _cuda_chip(index: int) -> Chip:
     return Chip("nvidia", 10 * p.major + p.minor, p.multi_processor_count, smem)
 
 
+_described: dict[str, Callable[[torch.device], Chip]] = {}
+
+
+def describe_chip(device_type: str, answer: Callable[[torch.device], Chip] | None) -> None:
+    """Let `answer` say what chip is behind devices of a type that core does not know; None takes that back."""
+    if answer is None:
+        _described.pop(device_type, None)
+    else:
+        _described[device_type] = answer
+
+
 def chip_of(device: torch.device) -> Chip:
     """The chip behind ``device``; CPU tensors run in the interpreter."""
     if device.type == "cuda":
         return _cuda_chip(torch.cuda.current_device() if device.index is None else device.index)
+    if (answer := _described.get(device.type)) is not None:
+        return answer(device)
     if device.type == "cpu":
         return CHIPS["interpreter"]
     if device.type == "meta" and (real := standing_for()) is not None:
         return chip_of(real)
     return Chip(device.type, 0, 64, 65536)
+
+
+Maker = TypeVar("Maker", bound=Callable[..., Any])
+
+
+def planned(make: Maker) -> Maker:
+    """A function that makes plans for a chip, its first argument, once for each set of arguments."""
+
+    @functools.lru_cache(maxsize=512)
+    @functools.wraps(make)
+    def plan(chip: Chip, *args: Any, **settings: Any) -> Any:
+        found = make(chip, *args, **settings)
+        return found if chip.fit is None else chip.fit(found)
+
+    return plan  # type: ignore[return-value]
 
 
 def pow2(n: int, least: int = 16) -> int:

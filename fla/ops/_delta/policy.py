@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fla.ops._common.policy import Chip, Launch, pow2, stretches
+from fla.ops._common.policy import Chip, Launch, planned, pow2, stretches
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def scalar_plan(
     return _scalar_plan(chip, dtype, K, V, 2 * heads <= chip.sms, norm, read)
 
 
-@functools.lru_cache(maxsize=256)
+@planned
 def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool, norm: bool, read: bool) -> ScalarPlan:
     wide = dtype == torch.float32
     # From rows of 32 bytes in shared memory ptxas 12.8 has read the wrong ones (benchmarks/ops/sass_descriptors.py), so

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
-from fla.ops._common.policy import Chip, Launch, pow2
+from fla.ops._common.policy import Chip, Launch, planned, pow2
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class VectorPlan:
     merge: Launch
 
 
-@functools.lru_cache(maxsize=512)
+@planned
 def plan(
     chip: Chip,
     dtype: str,
