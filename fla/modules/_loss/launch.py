@@ -77,8 +77,11 @@ def cross_entropy(
     # A gradient is one pass and wants many programs; a loss adds up, so its tiles are larger; both together are quicker
     # with fewer rows in the cache at a time.
     warps, R = (8, 4) if grad is None else (8, 1) if lse is not None else (16, 4)
-    p = plan or row_plan(V, logits.element_size(), warps, R)
     cap = options.logit_softcapping
+    if R > 1 and (cap is not None or options.label_smoothing != 0.0 or warp is not None):
+        # These keep more of a tile at a time than there are registers.
+        warps, R = 8, 2
+    p = plan or row_plan(V, logits.element_size(), warps, R)
     args: tuple[Any, ...] = (
         logits, target, loss, z_loss, found, logits if dloss is None else dloss, g, V // vv, logits.stride(0) // v,
         g.stride(0) // v, 0 if dloss is None else dloss.stride(0), total, first, options.ignore_index,
