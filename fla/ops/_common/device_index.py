@@ -51,8 +51,7 @@ def chunk_table(batch: int, length: int, chunk: int, cu_seqlens: torch.Tensor | 
         per = -(-length // chunk)
         return ChunkTable(None, None, None, batch * per, batch, per)
     n = cu_seqlens.numel() - 1
-    # sum of ceil(len / C) <= (T + n (C - 1)) / C
-    chunks = max((length + n * (chunk - 1)) // chunk, 1) if n > 0 else 0
+    chunks = _most_chunks(length, n, chunk)
     cu = cu_seqlens.contiguous()
     rows = torch.empty(max(chunks, 1), 4, dtype=torch.int32, device=cu.device)
     offsets = torch.empty(n + 1, dtype=torch.int32, device=cu.device)
@@ -66,3 +65,14 @@ def chunk_table(batch: int, length: int, chunk: int, cu_seqlens: torch.Tensor | 
             (cu,),
         )
     return ChunkTable(cu, rows, offsets, chunks, n, 0)
+
+
+def _most_chunks(length: int, sequences: int, chunk: int) -> int:
+    # sum of ceil(len / C) <= (T + n (C - 1)) / C
+    return max((length + sequences * (chunk - 1)) // chunk, 1) if sequences > 0 else 0
+
+
+def known_table(length: int, chunk: int, cu: torch.Tensor, rows: torch.Tensor, offsets: torch.Tensor) -> ChunkTable:
+    """The table of a varlen call from its tensors, as `chunk_table` made them."""
+    n = cu.numel() - 1
+    return ChunkTable(cu, rows, offsets, _most_chunks(length, n, chunk), n, 0)

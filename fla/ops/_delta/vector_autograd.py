@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fla.ops._common.ahead import ahead, possible
-from fla.ops._common.device_index import ChunkTable, chunk_table
+from fla.ops._common.device_index import known_table
 from fla.ops._common.launch import on_device
 from fla.ops._common.tape import Body, taped
 from fla.ops._delta.vector_work import VectorCall, Work
@@ -39,9 +39,9 @@ def _compile_ahead(work: Work, h0: Tensor | None, cu_seqlens: Tensor | None, fin
 
 def _infer(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, a_log: Tensor | None, dt_bias: Tensor | None,
-    h0: Tensor | None, call: VectorCall, table: ChunkTable | None, final: bool,
+    h0: Tensor | None, cu_seqlens: Tensor | None, call: VectorCall, final: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    work = Work(call, q, k, v, g, beta, a_log, dt_bias, None, table)
+    work = Work(call, q, k, v, g, beta, a_log, dt_bias, cu_seqlens)
     work.prep(train=False)
     o = work.like(v)
     ht = work.final_state() if final else None
@@ -51,9 +51,9 @@ def _infer(
 
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, a_log: Tensor | None, dt_bias: Tensor | None,
-    h0: Tensor | None, call: VectorCall, table: ChunkTable | None, final: bool,
+    h0: Tensor | None, cu_seqlens: Tensor | None, call: VectorCall, final: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    work = Work(call, q, k, v, g, beta, a_log, dt_bias, None, table)
+    work = Work(call, q, k, v, g, beta, a_log, dt_bias, cu_seqlens)
     if not work.setup.ahead:
         work.setup.ahead = True
         if q.is_cuda and possible() and not torch.cuda.is_current_stream_capturing():
@@ -63,16 +63,20 @@ def _forward(
     ht = work.final_state() if final else None
     states, news = work.state_buffers() if call.keep else (None, None)
     entries = work.scan(h0, o=o, ht=ht, states=states, save=2 if call.keep else 0, news=news)
-    return o, ht, work.tiles, work.mats, work.decay, work.norms, entries, states, news
+    rows, offsets = work.table.rows, work.table.offsets
+    return o, ht, work.tiles, work.mats, work.decay, work.norms, entries, states, news, rows, offsets
 
 
 def _backward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, a_log: Tensor | None, dt_bias: Tensor | None,
-    h0: Tensor | None, o: Tensor, tiles: Tensor, mats: Tensor, decay: Tensor, norms: Tensor, entries: Tensor | None,
-    states: Tensor | None, news: Tensor | None, do: Tensor, dht: Tensor | None, call: VectorCall,
-    table: ChunkTable | None, into_state: bool,
+    h0: Tensor | None, cu: Tensor | None, o: Tensor, tiles: Tensor, mats: Tensor, decay: Tensor, norms: Tensor,
+    entries: Tensor | None, states: Tensor | None, news: Tensor | None, rows: Tensor | None, offsets: Tensor | None,
+    do: Tensor, dht: Tensor | None, call: VectorCall, into_state: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     dh0 = torch.empty_like(h0) if into_state and h0 is not None else None
+    table = None
+    if cu is not None and rows is not None and offsets is not None:
+        table = known_table(q.shape[1], 64, cu, rows, offsets)
     work = Work(call, q, k, v, g, beta, a_log, dt_bias, None, table)
     work.tiles, work.mats, work.decay, work.norms, work.nm = tiles, mats, decay, norms, 3
     if states is None or news is None:
@@ -87,30 +91,22 @@ def _tapes(call: VectorCall, q: tuple[int, ...], v: tuple[int, ...]) -> dict[Any
     return {}
 
 
-def _run(
-    what: str, body: Body, inputs: tuple[Tensor | None, ...], call: VectorCall, table: ChunkTable | None, flag: bool
-) -> tuple[Any, ...]:
-    """``body``, written out once where sizes say all: the chunks of packed sequences (``table``) are data."""
-    if table is not None:
-        return body(*inputs, call, table, flag)
-    q, _, v, _, beta, a_log, dt_bias = inputs[:7]
+def _run(what: str, body: Body, inputs: tuple[Tensor | None, ...], call: VectorCall, flag: bool) -> tuple[Any, ...]:
+    """``body``, written out once for its sizes."""
+    q, _, v, _, beta, a_log, dt_bias, _, cu = inputs[:9]
     assert q is not None
     assert v is not None
     assert beta is not None
     # Rates and biases come in any shape.
-    key = (what, flag, beta.dim(), None if a_log is None else a_log.shape, None if dt_bias is None else dt_bias.shape)
-    found: tuple[Any, ...] = taped(_tapes(call, q.shape, v.shape), key, body, inputs, call, None, flag)
+    shapes = (None if a_log is None else a_log.shape, None if dt_bias is None else dt_bias.shape)
+    key = (what, flag, beta.dim(), *shapes, None if cu is None else cu.shape)
+    found: tuple[Any, ...] = taped(_tapes(call, q.shape, v.shape), key, body, inputs, call, flag)
     return found
 
 
-def _table(q: Tensor, cu_seqlens: Tensor | None) -> ChunkTable | None:
-    return None if cu_seqlens is None else chunk_table(q.shape[0], q.shape[1], 64, cu_seqlens)
-
-
-def infer(inputs: tuple[Tensor | None, ...], cu_seqlens: Tensor | None, call: VectorCall, final: bool) -> Any:
-    """(o, final state or None) without gradients; ``inputs`` as those of `VectorDelta`."""
-    assert inputs[0] is not None
-    return _run("infer", _infer, inputs, call, _table(inputs[0], cu_seqlens), final)
+def infer(inputs: tuple[Tensor | None, ...], call: VectorCall, final: bool) -> Any:
+    """(o, final state or None) without gradients; ``inputs`` as those of `VectorDelta`, `cu_seqlens` included."""
+    return _run("infer", _infer, inputs, call, final)
 
 
 class VectorDelta(torch.autograd.Function):
@@ -135,11 +131,10 @@ class VectorDelta(torch.autograd.Function):
         call: VectorCall,
         final: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        inputs = (q, k, v, g, beta, a_log, dt_bias, h0)
-        table = _table(q, cu_seqlens)
-        o, ht, *saved = _run("forward", _forward, inputs, call, table, final)
+        inputs = (q, k, v, g, beta, a_log, dt_bias, h0, cu_seqlens)
+        o, ht, *saved = _run("forward", _forward, inputs, call, final)
         ctx.save_for_backward(*inputs, o, *saved)
-        ctx.call, ctx.table = call, table
+        ctx.call = call
         ctx.set_materialize_grads(False)
         return o, ht
 
@@ -152,5 +147,5 @@ class VectorDelta(torch.autograd.Function):
         do = torch.zeros_like(saved[2]) if do is None else do.contiguous()
         dht = None if dht is None else dht.contiguous()
         with on_device(saved[0]):
-            grads = _run("backward", _backward, (*saved, do, dht), ctx.call, ctx.table, ctx.needs_input_grad[7])
+            grads = _run("backward", _backward, (*saved, do, dht), ctx.call, ctx.needs_input_grad[7])
         return *grads, None, None, None

@@ -115,7 +115,7 @@ def chunk_vector(
         if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
             return VectorDelta.apply(*inputs, cu_seqlens, call, final)
         if not chunk_states:
-            o, ht = infer(inputs, cu_seqlens, call, final)
+            o, ht = infer((*inputs, cu_seqlens), call, final)
             return o, ht
         work = Work(call, *inputs[:-1], cu_seqlens)
         work.prep(train=False)
