@@ -5,7 +5,7 @@
 `time_rows.py [ours] [variants] [first] [compile]`: whole calls of `fla.modules`, forward and with backward, after a
 correctness gate; kernels by launch; first calls (give an empty TRITON_CACHE_DIR); or everything once, to fill the
 compiler's cache. `time_rows.py peer` / `liger`: the same calls
-of the `fla` or `liger_kernel` that is on the path, in a process of its own. Times are medians of CUDA events with the
+of the `fla` or `liger_kernel` that is on the path, in a process of its own. Names of cases limit these runs to them. Times are medians of CUDA events with the
 L2 cache flushed between calls; the floor is the traffic of inputs and outputs at 4.3 TB/s (H200).
 """
 
@@ -100,9 +100,11 @@ def cases(library: str) -> Iterator[Case]:
     yield "rotary", RotaryEmbedding(128).to("cuda"), [randn(4, N // 4, 32, 128), randn(4, N // 4, 32, 128)], 4, 4
 
 
-def whole(library: str) -> None:
+def whole(library: str, only: list[str]) -> None:
     mib = 2 * N * D
     for name, fn, inputs, forward, backward in cases(library):
+        if only and name not in only:
+            continue
         try:
             t = time.perf_counter()
             out = fn(*inputs)
@@ -188,6 +190,8 @@ def variants() -> Iterator[tuple[str, Callable[[], Any]]]:
 
 def main() -> None:
     what = sys.argv[1:] or ["ours"]
+    modes = ("ours", "variants", "first", "compile", "peer", "liger", "torch")
+    only = [w for w in what if w not in modes and not w.isdigit()]
     if "peer" not in what and "liger" not in what:
         sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
     print(torch.cuda.get_device_name(0), torch.__version__)
@@ -204,7 +208,7 @@ def main() -> None:
         for name in ("rms many 4096", "gated many 128", "l2 many 128", "swiglu even", "rotary many"):
             if wrong := check(name)[1]:
                 sys.exit(f"no timing: {name} {wrong}")
-        whole("ours")
+        whole("ours", only)
     if "first" in what:
         for name, fn, inputs, _, _ in cases("ours"):
             t = time.perf_counter()
@@ -220,7 +224,7 @@ def main() -> None:
             print(f"{name} {median_ms(fn, 20):.4f}", flush=True)
     for library in ("peer", "liger", "torch"):
         if library in what:
-            whole(library)
+            whole(library, only)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,12 @@ from kernel_cases import assert_kernels_match
 from fla.backends import use_backend
 from fla.modules import RMSNorm
 from fla.modules._norm.covers import covers_norm
-from fla.modules._norm.policy import MAX_WIDTH, norm_plan
+from fla.modules._norm.policy import MAX_WIDTH, back_stages, norm_plan
 from fla.modules.norm.fused_norm_gate import layer_norm_gated, rms_norm_gated, rms_norm_swish_gate_linear
 from fla.modules.norm.l2norm import l2norm
 from fla.modules.norm.layernorm import group_norm, layer_norm, layer_norm_linear, rms_norm
 from fla.modules.norm.layernorm_gated import layernorm_fn
+from fla.ops._common.policy import CHIPS
 
 
 @pytest.fixture(autouse=True)
@@ -142,6 +143,11 @@ def test_every_plan_fits_a_multiprocessor():
             assert plan.forward.warps <= 32
             assert plan.backward.warps <= 32
             assert plan.rows * plan.width <= max(4096, plan.width)
+            for chip in CHIPS.values():
+                for each in (4, 8, 16):
+                    stages = back_stages(plan, chip, each)
+                    tile = plan.back_rows * plan.width * each
+                    assert stages == 1 or (stages - 1) * tile + 4 * plan.width < chip.smem
 
 
 def test_modules_reach_the_kernels():

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fla.modules._norm.kernels import norm_bwd_kernel, norm_fwd_kernel, norm_sum_kernel
-from fla.modules._norm.policy import FEW, NormPlan, norm_plan
+from fla.modules._norm.policy import FEW, NormPlan, back_stages, norm_plan
 from fla.ops._common.launch import Fixed, Launcher
-from fla.ops._common.policy import chip_of
+from fla.ops._common.policy import Chip, chip_of
 
 LAYER, RMS, L2 = 0, 1, 2
 NO_GATE, SWISH, SIGMOID, SWISH_FIRST = 0, 1, 2, 3
@@ -55,12 +55,12 @@ def _forward_launch(
 @functools.lru_cache(maxsize=1024)
 def _backward_launch(
     W: int, G: int, kind: int, gate: int, dw: bool, db: bool, dres: bool, again: bool, done: bool, few: bool,
-    plan: NormPlan | None,
+    chip: Chip, bytes_each: int, plan: NormPlan | None,
 ) -> tuple[Fixed, NormPlan]:  # fmt: skip
     plan = plan or norm_plan(W, few)
     meta = {
         "W": W, "G": G, "BR": plan.back_rows, "BW": plan.width, "KIND": kind, "GATE": gate, "DW": dw, "DB": db,
-        "DRES": dres, "AGAIN": again, "DONE": done, "STAGES": plan.backward.stages,
+        "DRES": dres, "AGAIN": again, "DONE": done, "STAGES": back_stages(plan, chip, bytes_each),
     }  # fmt: skip
     return _backward.fix(meta, {"num_warps": plan.backward.warps}), plan
 
@@ -126,13 +126,15 @@ def norm_backward(
     if n == 0:
         return dx, dres, dg, dw, db, y
     rows = n // D
+    chip = chip_of(s.device)
+    each = s.itemsize + dy.itemsize + (0 if ds is None else ds.itemsize) + (0 if g is None else g.itemsize)
     launch, plan = _backward_launch(
-        D // G, G, kind, gate, has_dw, has_db, own_res is not None, again, normalised, n < FEW, plan
+        D // G, G, kind, gate, has_dw, has_db, own_res is not None, again, normalised, n < FEW, chip, each, plan
     )  # fmt: skip
     programs = -(-rows // plan.back_rows)
     part = None
     if has_dw or has_db:
-        programs = min(programs, max(1, plan.per_sm * chip_of(s.device).sms // G))
+        programs = min(programs, max(1, plan.per_sm * chip.sms // G))
         part = torch.empty((has_dw + has_db) * programs * D, dtype=torch.float32, device=s.device)
     launch(
         programs * G,

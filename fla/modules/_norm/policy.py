@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from fla.ops._common.policy import Launch, pow2
+from fla.ops._common.policy import Chip, Launch, pow2
 
 # Rows as wide as this stay in registers; PyTorch takes wider ones.
 MAX_WIDTH = 16384
@@ -44,3 +44,10 @@ def norm_plan(width: int, few: bool) -> NormPlan:
     forward = Launch(min(16, max(1, size // 1024)))
     backward = Launch(min(32, max(1, size // 512)), 3)
     return NormPlan(padded, rows, rows, 2, forward, backward)
+
+
+def back_stages(plan: NormPlan, chip: Chip, bytes_each: int) -> int:
+    """Stages of the backward's loop: the tiles under way, ``bytes_each`` for every number, must fit in shared memory
+    beside a row of weights, which changes its layout there, and what the sums need."""
+    free = chip.smem - 16384 - 4 * plan.width
+    return max(1, min(plan.backward.stages, 1 + free // (plan.back_rows * plan.width * bytes_each)))

@@ -11,6 +11,7 @@ from torch import Tensor
 from fla.backends import needs_backward
 from fla.ops._common.launch import Launcher, on_device
 from fla.ops._common.policy import chip_of
+from fla.ops._common.single import once
 from fla.ops._scan.kernels import scan_bwd_kernel, scan_fwd_kernel
 from fla.ops._scan.policy import DECODE_TOKENS, ScanPlan, scan_plan, stretches
 
@@ -35,6 +36,9 @@ class _Work:
         self.scalars = (self.T, self.N, max(self.N - 1, 0).bit_length(), self.span, self.segments)
         self.grid = -(-self.D // self.plan.channels) * self.segments * self.B
         self.meta = {"D": self.D, "BT": self.plan.tokens, "W": self.plan.runs, "BD": self.plan.channels}
+        fast = chip.vendor == "nvidia"
+        self.forward = {"FAST": fast, "STAGES": self.plan.forward.stages}
+        self.backward = {"FAST": fast, "STAGES": self.plan.backward.stages}
 
     def summaries(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
         if self.segments == 1:
@@ -67,11 +71,11 @@ def scan_forward(
     if factors is not None:
         _forward(
             w.grid, (x, g, h0, cu, None, None, factors, sums, *w.scalars),
-            {**w.meta, "SUMMARY": True, "FINAL": False, "STAGES": w.plan.forward.stages}, options, given,
+            {**w.meta, "SUMMARY": True, "FINAL": False, **w.forward}, options, given,
         )  # fmt: skip
     _forward(
         w.grid, (x, g, h0, cu, o, ht, factors, sums, *w.scalars),
-        {**w.meta, "SUMMARY": False, "FINAL": final, "STAGES": w.plan.forward.stages}, options,
+        {**w.meta, "SUMMARY": False, "FINAL": final, **w.forward}, options,
         (*given, factors),
     )  # fmt: skip
     return o, ht
@@ -99,11 +103,11 @@ def scan_backward(
     if factors is not None:
         _backward(
             w.grid, (do, g, o, h0, dht, cu, None, None, None, factors, sums, *w.scalars),
-            {**w.meta, "SUMMARY": True, "INITIAL": False, "STAGES": w.plan.backward.stages}, options, given,
+            {**w.meta, "SUMMARY": True, "INITIAL": False, **w.backward}, options, given,
         )  # fmt: skip
     _backward(
         w.grid, (do, g, o, h0, dht, cu, dx, dg, dh0, factors, sums, *w.scalars),
-        {**w.meta, "SUMMARY": False, "INITIAL": initial, "STAGES": w.plan.backward.stages}, options,
+        {**w.meta, "SUMMARY": False, "INITIAL": initial, **w.backward}, options,
         (*given, factors),
     )  # fmt: skip
     return dx, dg, dh0
@@ -122,7 +126,7 @@ class Scan(torch.autograd.Function):
         return o, ht
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once
     def backward(ctx: Any, do: Tensor | None, dht: Tensor | None = None) -> tuple[Tensor | None, ...]:
         g, o, h0, cu = ctx.saved_tensors
         if do is None and dht is None:
