@@ -75,15 +75,6 @@ def store_tile(
 
 
 @triton.jit
-def narrow(x, dt: tl.constexpr):
-    """``x`` in dtype ``dt``. float16 saturates, as `fla.ops._common.gates.to_output` does; NaN stays NaN."""
-    if dt == tl.float16:
-        x = tl.maximum(x, -65504.0, propagate_nan=tl.PropagateNan.ALL)
-        x = tl.minimum(x, 65504.0, propagate_nan=tl.PropagateNan.ALL)
-    return x.to(dt)
-
-
-@triton.jit
 def state_offsets(
     v0, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, VFIRST: tl.constexpr, k0=0
 ):  # fmt: skip

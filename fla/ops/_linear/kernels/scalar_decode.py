@@ -9,8 +9,7 @@ does, [K, BV] or [BV, K], so that the state, which is nearly all the traffic, is
 import triton
 import triton.language as tl
 
-from fla.ops._common.kernels import sequence_at
-from fla.ops._common.tiles import narrow
+from fla.ops._common.kernels import saturate, sequence_at
 
 
 @triton.jit(do_not_specialize=["T", "H", "has_h0", "has_ht", "has_z"])
@@ -59,7 +58,7 @@ def scalar_recurrent(
         if NORM:
             zz += kt
             ot = ot / (tl.sum(zz * qt, 0) + eps)
-        tl.store(o + row * V + cv, narrow(ot, o.dtype.element_ty), mask=mv)
+        tl.store(o + row * V + cv, saturate(ot, o.dtype.element_ty), mask=mv)
     if NORM:
         tl.store(zt + zo, zz, mask=mk & (pid % NV == 0))
     tl.store(ht + so, S, mask=sm & (has_ht != 0))

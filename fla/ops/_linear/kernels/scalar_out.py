@@ -11,8 +11,8 @@ After `scalar_states`, a program a chunk, head and block of V, with b, L and D a
 import triton
 import triton.language as tl
 
-from fla.ops._common.kernels import chunk_at
-from fla.ops._common.tiles import load_rows, load_tile, narrow, store_rows
+from fla.ops._common.kernels import chunk_at, saturate
+from fla.ops._common.tiles import load_rows, load_tile, store_rows
 from fla.ops._linear.kernels.scalar_scan import chunk_decays, decayed_scores, row_factors
 
 
@@ -59,4 +59,4 @@ def scalar_out(
     if NORM:
         oo = oo * row_factors(inverse, row, n, h, H, C)[:, None]
     # A gradient that float16 cannot hold shows as infinity: whoever scales losses looks for it.
-    store_rows(o, o, oo.to(dt) if REVERSE else narrow(oo, dt), row, n, h, H, v0, V, BV, C, 0)
+    store_rows(o, o, oo.to(dt) if REVERSE else saturate(oo, dt), row, n, h, H, v0, V, BV, C, 0)

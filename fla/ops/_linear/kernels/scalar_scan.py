@@ -15,8 +15,8 @@ Without descriptors the loop takes all chunks through pointers.
 import triton
 import triton.language as tl
 
-from fla.ops._common.kernels import LOG2E, chunk_at, sequence_at
-from fla.ops._common.tiles import load_rows, narrow, state_offsets, store_rows
+from fla.ops._common.kernels import LOG2E, chunk_at, saturate, sequence_at
+from fla.ops._common.tiles import load_rows, state_offsets, store_rows
 
 # Where log decays (base 2) come from.
 NO_DECAY = 0
@@ -99,7 +99,7 @@ def _forward_step(
     vt = load_rows(v, vd, row, n, h, H, v0, V, BV, C, DESC)
     qt = load_rows(q, qd, row, n, h, H, 0, K, BK, C, DESC)
     a = decayed_scores(tl.dot(kt, tl.trans(qt), input_precision=DOT), b, scale, C, DECAY, 0).to(dt)
-    oo = tl.dot(narrow(S, dt), tl.trans(qt), input_precision=DOT)
+    oo = tl.dot(saturate(S, dt), tl.trans(qt), input_precision=DOT)
     if DECAY:
         oo = oo * (tl.exp2(b) * scale)[None, :]
     else:
@@ -112,7 +112,7 @@ def _forward_step(
     S = tl.dot(vT, kt, S, input_precision=DOT)
     if NORM:
         oo = oo * row_factors(inverse, row, n, h, H, C)[None, :]
-    store_rows(o, od, narrow(tl.trans(oo), dt), row, n, h, H, v0, V, BV, C, DESC)
+    store_rows(o, od, saturate(tl.trans(oo), dt), row, n, h, H, v0, V, BV, C, DESC)
     return S
 
 

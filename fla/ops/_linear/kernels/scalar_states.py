@@ -12,8 +12,8 @@ b the sums of log decays inside a chunk and L its last row:
 import triton
 import triton.language as tl
 
-from fla.ops._common.kernels import sequence_at
-from fla.ops._common.tiles import load_rows, narrow, state_offsets, store_tile
+from fla.ops._common.kernels import saturate, sequence_at
+from fla.ops._common.tiles import load_rows, state_offsets, store_tile
 from fla.ops._linear.kernels.scalar_scan import chunk_decays, stretch_at
 
 # What a program does with its stretch of time.
@@ -38,7 +38,7 @@ def _step(
     xt = load_rows(x, xd, row, n, h, H, v0, V, BV, C, DESC)
     if SAVE:
         # A gradient that float16 cannot hold shows as infinity: whoever scales losses looks for it.
-        store_tile(St, Sd, S.to(dt) if REVERSE else narrow(S, dt), tile, v0, k0, V, K, BV, BK, DESC and DSTORE)
+        store_tile(St, Sd, S.to(dt) if REVERSE else saturate(S, dt), tile, v0, k0, V, K, BV, BK, DESC and DSTORE)
     xT = tl.trans(xt)
     if DECAY:
         w = tl.exp2(b) * scale if REVERSE else tl.exp2(last - b)
