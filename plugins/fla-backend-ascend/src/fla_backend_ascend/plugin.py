@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: MIT
+"""The backend `triton_ascend`: core's own Triton kernels on Ascend NPUs, under a launch policy for their buffers.
+
+Nothing here imports torch_npu. The functions it takes over are core's, with core's parameters: an implementation is
+made when a function is first asked for, from the op's signature and its Triton path.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from fla.backends import Capability, TritonAscendBackend, devices, hookimpl
+
+#: Functions of each operation, chunked and token by token.
+COVERED = {
+    "kda": ("chunk_kda", "fused_recurrent_kda"),
+    "gated_delta_rule": ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"),
+    "gla": ("chunk_gla", "fused_recurrent_gla"),
+    "simple_gla": ("chunk_simple_gla", "fused_recurrent_simple_gla"),
+}
+VERIFIER = "_verifier"
+MAX_HEAD_DIM = 256
+
+Answer = tuple[bool, str | None]
+
+
+class Ascend(TritonAscendBackend):
+    """Core's kernels for one operation on `npu` devices, forward and backward."""
+
+    operations = tuple(COVERED)
+    capability = Capability(device_types=("npu",), dtypes=("float16", "bfloat16", "float32"))
+
+    def __init__(self, operation: str) -> None:
+        super().__init__()
+        self.operation = operation
+
+    @classmethod
+    def is_available(cls) -> bool:
+        return cls.unavailable_reason() is None
+
+    @classmethod
+    def unavailable_reason(cls) -> str | None:
+        """What is missing, in a sentence."""
+        if not devices.has_module("torch_npu"):
+            return "module torch_npu is not installed; see the pages of CANN for the version that fits yours"
+        if not devices.has_module("triton"):
+            return "module triton is not installed; pip install triton-ascend"
+        return None if "npu" in devices.accelerators() else "there is no NPU"
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        operation = self.__dict__.get("operation")
+        function = name.removesuffix(VERIFIER)
+        if operation is None or function not in COVERED[operation]:
+            raise AttributeError(name)
+        made = (_verifier if name.endswith(VERIFIER) else _implementation)(operation, function)
+        setattr(self, name, made)
+        return made
+
+
+def _op(operation: str, function: str) -> Any:
+    return getattr(importlib.import_module(f"fla.ops.{operation}"), function).op
+
+
+def _implementation(operation: str, function: str) -> Callable[..., Any]:
+    op = _op(operation, function)
+
+    def run(*values: Any, **named: Any) -> Any:
+        from fla.ops._common import policy
+        from fla_backend_ascend import chips
+        from fla_backend_ascend.heads import in_parts
+
+        policy.describe_chip("npu", lambda device: chips.chip(device.index or 0))
+        bound = op.signature.bind(*values, **named)
+        bound.apply_defaults()
+        return in_parts(core_path(op), dict(bound.arguments))
+
+    run.__signature__ = op.signature  # type: ignore[attr-defined]
+    run.__name__ = function
+    return run
+
+
+def core_path(op: Any) -> Callable[..., Any]:
+    """Core's Triton implementation of an op."""
+    module, _, name = op.triton_path.where.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def _verifier(operation: str, function: str) -> Callable[..., Any]:
+    op = _op(operation, function)
+
+    def verify(*values: Any, **named: Any) -> Answer:
+        bound = op.signature.bind(*values, **named)
+        bound.apply_defaults()
+        return accepts(bound.arguments)
+
+    verify.__signature__ = op.signature  # type: ignore[attr-defined]
+    return verify
+
+
+def accepts(arguments: Any) -> Answer:
+    """Whether the kernels take a call on an NPU, and why not. The rest runs in PyTorch."""
+    from fla_backend_ascend.chips import GRID_LIMIT
+    from fla_backend_ascend.heads import at_once
+
+    q, v = arguments["q"], arguments["v"]
+    if 0 in q.shape or 0 in v.shape:
+        return False, "there is nothing to launch for axes of no length"
+    if max(q.shape[-1], v.shape[-1]) > MAX_HEAD_DIM:
+        return False, f"K and V may be up to {MAX_HEAD_DIM}, got {q.shape[-1]} and {v.shape[-1]}"
+    for name in ("ssm_state_indices", "num_accepted_tokens", "inplace_final_state", "out", "cp_context"):
+        if arguments.get(name) not in (None, False):
+            return False, f"{name} is given: not supported on NPUs"
+    B, T, H, K = q.shape
+    cu = arguments.get("cu_seqlens")
+    sequences = B if cu is None else cu.shape[0] - 1
+    if not at_once(B * T, sequences, K, v.shape[-1], v.shape[2] // H):
+        return False, f"one head takes more than the {GRID_LIMIT} programs of a launch"
+    return True, None
+
+
+@hookimpl
+def register_backends(registry: Any) -> None:
+    for operation in COVERED:
+        registry.register(operation, Ascend(operation))

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: MIT
+"""What the backend takes and refuses, its switches, and that importing it changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from fla_backend_ascend import plugin
+
+from fla import settings
+from fla.backends import BackendRegistry, devices, last_decision, register
+from fla.ops.simple_gla import chunk_simple_gla
+
+SRC = Path(__file__).parents[1] / "src"
+
+
+def test_importing_the_plugin_imports_neither_torch_nor_torch_npu():
+    code = "import sys, fla_backend_ascend.plugin; assert not {'torch', 'torch_npu', 'triton'} & set(sys.modules)"
+    env = {"PYTHONPATH": f"{SRC}:{Path(__file__).parents[3]}", "PATH": "/usr/bin"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=env)
+
+
+def test_it_says_what_is_missing(monkeypatch):
+    assert plugin.Ascend.unavailable_reason().startswith("module torch_npu is not installed")
+    monkeypatch.setattr(devices, "has_module", lambda name: name == "torch_npu")
+    assert plugin.Ascend.unavailable_reason().startswith("module triton is not installed")
+    monkeypatch.setattr(devices, "has_module", lambda name: True)
+    assert plugin.Ascend.unavailable_reason() == "there is no NPU"
+    monkeypatch.setattr(devices, "accelerators", lambda: ("npu",))
+    assert plugin.Ascend.is_available()
+
+
+@pytest.mark.parametrize("operation", plugin.COVERED)
+def test_it_has_the_functions_of_the_ops_with_their_parameters(operation):
+    import inspect
+
+    backend = plugin.Ascend(operation)
+    for function in plugin.COVERED[operation]:
+        op = plugin._op(operation, function)
+        assert inspect.signature(getattr(backend, function)) == op.signature
+        assert callable(plugin.core_path(op))
+    assert not hasattr(backend, "chunk_something")
+
+
+def arguments(T=64, H=2, K=64, V=64, **changes):
+    x = {"q": torch.empty(1, T, H, K, device="meta"), "v": torch.empty(1, T, H, V, device="meta")}
+    return {**x, **changes}
+
+
+def test_it_takes_calls_and_says_why_not():
+    assert plugin.accepts(arguments()) == (True, None)
+    assert plugin.accepts(arguments(T=0))[1] == "there is nothing to launch for axes of no length"
+    assert "up to 256, got 512" in plugin.accepts(arguments(K=512))[1]
+    assert "65535 programs" in plugin.accepts(arguments(T=1 << 22))[1]
+    assert "ssm_state_indices is given" in plugin.accepts(arguments(ssm_state_indices=torch.zeros(1)))[1]
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """The backend for CPU tensors, with nothing run."""
+
+    class OnTheCPU(plugin.Ascend):
+        capability = dataclasses.replace(plugin.Ascend.capability, device_types=("cpu",))
+
+        @classmethod
+        def unavailable_reason(cls):
+            return None
+
+    made = OnTheCPU("simple_gla")
+    made.chunk_simple_gla = _marked()
+    register("simple_gla", made)
+    yield
+    BackendRegistry("simple_gla").unregister(made)
+    settings.reset()
+
+
+def _marked():
+    def run(*values, **named):
+        return torch.full_like(values[2], 7.0), None
+
+    run.__signature__ = chunk_simple_gla.op.signature
+    return run
+
+
+def test_it_comes_first_and_can_be_switched_off(here, monkeypatch):
+    x = torch.randn(1, 8, 1, 16)
+    with torch.no_grad():
+        o, _ = chunk_simple_gla(x, x, x, torch.zeros(1, 8, 1))
+        assert last_decision().backend == "triton_ascend"
+        assert (o == 7).all()
+        monkeypatch.setenv("FLA_ASCEND", "0")
+        chunk_simple_gla(x, x, x, torch.zeros(1, 8, 1))
+        assert last_decision().backend == "torch"
