@@ -4,9 +4,11 @@
 
 `time_rows.py [ours] [variants] [first] [compile]`: whole calls of `fla.modules`, forward and with backward, after a
 correctness gate; kernels by launch; first calls (give an empty TRITON_CACHE_DIR); or everything once, to fill the
-compiler's cache. `time_rows.py peer` / `liger`: the same calls
-of the `fla` or `liger_kernel` that is on the path, in a process of its own. Names of cases limit these runs to them. Times are medians of CUDA events with the
-L2 cache flushed between calls; the floor is the traffic of inputs and outputs at 4.3 TB/s (H200).
+compiler's cache. `time_rows.py peer`, `liger`, `torch`: the same calls of the `fla` or `liger_kernel` that is on the
+path, in a process of its own, or of torch. Names of cases limit these runs to them.
+
+Times are medians of CUDA events around the call, with the L2 cache flushed between calls; the floor is the traffic of
+inputs and outputs at 4.3 TB/s (H200). Gradients of all outputs are taken.
 """
 
 from __future__ import annotations
