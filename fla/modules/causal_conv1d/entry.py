@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from fla.modules.causal_conv1d import launch
+from fla.ops._common.single import once
 
 
 def forward(
@@ -72,7 +72,7 @@ class _Conv(torch.autograd.Function):
         return forward(x, weight, bias, residual, initial_state, output_final_state, activation, cu_seqlens)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None = None) -> tuple[Tensor | None, ...]:
         x, weight, bias, state, cu_seqlens = ctx.saved_tensors
         need = ctx.needs_input_grad

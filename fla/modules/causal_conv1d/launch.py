@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fla.modules.causal_conv1d import kernels
 from fla.ops._common.device_index import ChunkTable, chunk_table
-from fla.ops._common.launch import Launcher, on_device
+from fla.ops._common.launch import Fixed, Launcher, on_device
 from fla.ops._common.policy import Chip, chip_of, pow2
 
 _fwd, _bwd = Launcher(kernels.conv_fwd), Launcher(kernels.conv_bwd)
@@ -83,6 +83,36 @@ def _dense(B: int, T: int, D: int, W: int, device: torch.device, backward: bool)
     return Call(B, T, D, W, plan, chunk_table(B, T, plan.rows))
 
 
+@functools.lru_cache(maxsize=1024)
+def _fwd_launch(
+    W: int, v: int, p: ConvPlan, silu: bool, bias: bool, res: bool, state: bool, varlen: bool
+) -> Fixed:  # fmt: skip
+    meta = {
+        "W": W, "VEC": v, "BD": p.block, "SILU": silu, "HAS_BIAS": bias, "HAS_RES": res, "HAS_STATE": state,
+        "VARLEN": varlen, "AHEAD": p.ahead,
+    }  # fmt: skip
+    return _fwd.fix(meta, {"num_warps": p.warps})
+
+
+@functools.lru_cache(maxsize=1024)
+def _bwd_launch(
+    W: int, v: int, p: ConvPlan, silu: bool, bias: bool, state: bool, dfinal: bool, need_x: bool, need_w: bool,
+    varlen: bool,
+) -> Fixed:  # fmt: skip
+    meta = {
+        "W": W, "VEC": v, "BD": p.block, "SILU": silu, "HAS_BIAS": bias, "HAS_STATE": state, "HAS_DFINAL": dfinal,
+        "NEED_X": need_x, "NEED_W": need_w, "VARLEN": varlen, "AHEAD": p.ahead,
+    }  # fmt: skip
+    return _bwd.fix(meta, {"num_warps": p.warps})
+
+
+@functools.lru_cache(maxsize=256)
+def _weight_launch(W: int, D: int, bias: bool) -> tuple[Fixed, int]:
+    block = min(128, pow2(D))
+    fixed = _weight.fix({"W": W, "BM": 16, "BD": block, "HAS_BIAS": bias}, {"num_warps": 4})
+    return fixed, (W + bias) * -(-D // block)
+
+
 def conv_fwd(
     call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, state: Tensor | None,
     silu: bool,
@@ -90,17 +120,18 @@ def conv_fwd(
     """``y`` ``[B, T, D]``."""
     y, t, p = call.empty(x), call.table, call.plan
     res = x if residual is None else residual
-    strides = (x.stride(0), x.stride(1), res.stride(0), res.stride(1))
-    v = math.gcd(8, call.D, *strides)
+    (xb, xt, _), (rb, rt, _) = x.stride(), res.stride()
+    v = math.gcd(8, call.D, xb, xt, rb, rt)
+    varlen = t.cu is not None
+    run = _fwd_launch(
+        call.W, v, p, silu, bias is not None, residual is not None, state is not None, varlen
+    )  # fmt: skip
     with on_device(x):
-        _fwd(
+        run(
             t.chunks * call.strips,
             (x, weight, x if bias is None else bias, res, x if state is None else state, y,
              x if t.rows is None else t.rows, x if t.cu is None else t.cu, call.T, t.per_sequence, p.rows,
-             call.D // v, *(s // v for s in strides)),
-            {"W": call.W, "VEC": v, "BD": p.block, "SILU": silu, "HAS_BIAS": bias is not None,
-             "HAS_RES": residual is not None, "HAS_STATE": state is not None, "VARLEN": t.varlen, "AHEAD": p.ahead},
-            {"num_warps": p.warps},
+             call.D // v, xb // v, xt // v, rb // v, rt // v),
             (x, weight, bias, residual, state, t.cu),
         )  # fmt: skip
     return y
@@ -114,32 +145,26 @@ def conv_bwd(
     t, p, D, W = call.table, call.plan, call.D, call.W
     dx = call.empty(x) if need_x else None
     part = torch.empty(t.chunks, W + 1, D, dtype=torch.float32, device=x.device) if need_w else None
-    strides = (x.stride(0), x.stride(1), dy.stride(0), dy.stride(1))
-    v = math.gcd(8, D, *strides)
+    (xb, xt, _), (yb, yt, _) = x.stride(), dy.stride()
+    v = math.gcd(8, D, xb, xt, yb, yt)
+    run = _bwd_launch(
+        W, v, p, silu, bias is not None, state is not None, dfinal is not None, need_x, need_w, t.cu is not None
+    )  # fmt: skip
     with on_device(x):
-        _bwd(
+        run(
             t.chunks * call.strips,
             (x, weight, x if bias is None else bias, x if state is None else state, dy,
              x if dfinal is None else dfinal, x if dx is None else dx, x if part is None else part,
              x if t.rows is None else t.rows, x if t.cu is None else t.cu, call.T, t.per_sequence, p.rows,
-             D // v, *(s // v for s in strides)),
-            {"W": W, "VEC": v, "BD": p.block, "SILU": silu, "HAS_BIAS": bias is not None,
-             "HAS_STATE": state is not None, "HAS_DFINAL": dfinal is not None, "NEED_X": need_x, "NEED_W": need_w,
-             "VARLEN": t.varlen, "AHEAD": p.ahead},
-            {"num_warps": p.warps},
+             D // v, xb // v, xt // v, yb // v, yt // v),
             (x, weight, bias, state, dy, dfinal, t.cu),
         )  # fmt: skip
         if part is None:
             return dx, None, None
-        dw = torch.empty(D, W, dtype=weight.dtype, device=x.device)
+        dw = torch.empty_like(weight)
         db = None if bias is None else torch.empty_like(bias)
-        block = min(128, pow2(D))
-        _weight(
-            (W + (db is not None)) * -(-D // block),
-            (part, dw, dw if db is None else db, t.chunks, D),
-            {"W": W, "BM": 16, "BD": block, "HAS_BIAS": db is not None},
-            {"num_warps": 4},
-        )
+        total, grid = _weight_launch(W, D, db is not None)
+        total(grid, (part, dw, dw if db is None else db, t.chunks, D), (part, dw, db))
     return dx, dw, db
 
 
