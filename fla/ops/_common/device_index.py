@@ -76,3 +76,8 @@ def known_table(length: int, chunk: int, cu: torch.Tensor, rows: torch.Tensor, o
     """The table of a varlen call from its tensors, as `chunk_table` made them."""
     n = cu.numel() - 1
     return ChunkTable(cu, rows, offsets, _most_chunks(length, n, chunk), n, 0)
+
+
+def table_size(length: int, chunk: int, sequences: int) -> ChunkTable:
+    """What is known of the table of a varlen call without its tensors."""
+    return ChunkTable(None, None, None, _most_chunks(length, sequences, chunk), sequences, 0)

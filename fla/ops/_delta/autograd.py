@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fla.backends import needs_backward
+from fla.ops._common.device_index import chunk_table, known_table
 from fla.ops._common.gates import needs_range, to_output
 from fla.ops._common.launch import aligned, on_device
 from fla.ops._common.tape import Body, taped
@@ -25,20 +26,24 @@ def _empty_result(call: ScalarCall, v: Tensor, h0: Tensor | None, final: bool) -
 
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, A_log: Tensor | None, dt_bias: Tensor | None,
-    h0: Tensor | None, read: Tensor | None, call: ScalarCall, final: bool, save: bool,
+    h0: Tensor | None, read: Tensor | None, cu: Tensor | None, call: ScalarCall, final: bool, save: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """(o, final state) and, with ``save``, what the backward needs of its own."""
+    if cu is not None:
+        call = call.packed(chunk_table(k.shape[0], k.shape[1], call.plan.chunk, cu))
     T, A, sc = scalar.prepare(call, q, k, v, g, beta, A_log, dt_bias, save, read)
     entry = scalar.entries(call, q, k, v, T, A, sc, h0, read)
     o, ht, _, _ = scalar.scan(call, q, k, v, T, A, sc, h0, entry, True, final, False, read)
-    return (o, ht, T, A, sc, entry) if save else (o, ht)
+    return (o, ht, T, A, sc, entry, call.table.rows, call.table.offsets) if save else (o, ht)
 
 
 def _backward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, A_log: Tensor | None, dt_bias: Tensor | None,
-    h0: Tensor | None, read: Tensor | None, T: Tensor, A: Tensor, sc: Tensor, entry: Tensor | None, do: Tensor,
-    dht: Tensor | None, call: ScalarCall, into_state: bool,
+    h0: Tensor | None, read: Tensor | None, cu: Tensor | None, T: Tensor, A: Tensor, sc: Tensor, entry: Tensor | None,
+    rows: Tensor | None, offsets: Tensor | None, do: Tensor, dht: Tensor | None, call: ScalarCall, into_state: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
+    if cu is not None and rows is not None and offsets is not None:
+        call = call.packed(known_table(k.shape[1], call.plan.chunk, cu, rows, offsets))
     dh0 = torch.empty_like(h0) if into_state and h0 is not None else None
     # The states are computed again: keeping them costs as much memory traffic as the pass itself.
     _, _, S, U = scalar.scan(call, q, k, v, T, A, sc, h0, entry, False, False, True, read)
@@ -59,11 +64,11 @@ def _backward(
 def _run(
     call: ScalarCall, what: str, body: Body, inputs: tuple[Tensor | None, ...], *static: Any
 ) -> tuple[Any, ...]:  # fmt: skip
-    """``body``, written out once where sizes say all: the chunks of packed sequences are data."""
+    """``body``, written out once for its sizes. A call that came with a table of its own runs as it is."""
     if call.table.varlen:
         return body(*inputs, call, *static)
     # Rates and biases come in any shape.
-    shapes = tuple(None if x is None else x.shape for x in inputs[5:7])
+    shapes = tuple(None if inputs[i] is None else inputs[i].shape for i in (5, 6, 9))  # type: ignore[union-attr]
     found: tuple[Any, ...] = taped(call.tapes, (what, *static, shapes), body, inputs, call, *static)
     return found
 
@@ -74,9 +79,10 @@ class ScalarDelta(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, A_log: Tensor | None,
-        dt_bias: Tensor | None, h0: Tensor | None, read: Tensor | None, call: ScalarCall, final: bool,
+        dt_bias: Tensor | None, h0: Tensor | None, read: Tensor | None, cu: Tensor | None, call: ScalarCall,
+        final: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        inputs = (q, k, v, g, beta, A_log, dt_bias, h0, read)
+        inputs = (q, k, v, g, beta, A_log, dt_bias, h0, read, cu)
         o, ht, *saved = _run(call, "forward", _forward, inputs, final, True)
         ctx.save_for_backward(*inputs, *saved)
         ctx.call = call
@@ -87,13 +93,13 @@ class ScalarDelta(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, do: Tensor | None, dht: Tensor | None = None) -> tuple[Tensor | None, ...]:
         if do is None and dht is None:
-            return (None,) * 11
+            return (None,) * 12
         saved = ctx.saved_tensors
         do = torch.zeros_like(saved[2]) if do is None else aligned(do)
         dht = None if dht is None else dht.contiguous()
         with on_device(saved[0]):
             grads = _run(ctx.call, "backward", _backward, (*saved, do, dht), ctx.needs_input_grad[7])
-        return *grads, None, None
+        return *grads, None, None, None
 
 
 def _c(x: Tensor | None) -> Tensor | None:
@@ -131,7 +137,7 @@ def delta_rule(
         )
         if k.numel() == 0 or v.numel() == 0 or call.table.sequences == 0:
             return _empty_result(call, v, h0, output_final_state)
-        inputs = (q, k, v, g, beta, A_log, dt_bias, h0, read)
+        inputs = (q, k, v, g, beta, A_log, dt_bias, h0, read, None if call.table.varlen else _c(cu_seqlens))
         if needs_backward(inputs):
             return ScalarDelta.apply(*inputs, call, output_final_state)
         out, state = _run(call, "forward", _forward, inputs, output_final_state, False)

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fla.ops._common.device_index import ChunkTable, chunk_table
+from fla.ops._common.device_index import ChunkTable, chunk_table, table_size
 from fla.ops._common.launch import Fixed, Launcher, descriptor
 from fla.ops._common.policy import Chip, chip_of
 from fla.ops._delta.kernels.scalar_grad import scalar_fold, scalar_grad
@@ -67,9 +67,10 @@ class ScalarCall:
         cu_seqlens: Tensor | None, chip: Chip | None = None, plan: ScalarPlan | None = None,
         segments: int | None = None, read: bool = False, before: bool = False,
     ) -> ScalarCall:  # fmt: skip
-        if cu_seqlens is None and chip is None and plan is None and segments is None:
-            return _dense_call(
-                k.shape, v.shape, k.dtype, chip_of(k.device), scale, norm, beta_scale, v_first, read, before
+        if chip is None and plan is None and segments is None:
+            return _call_of(
+                k.shape, v.shape, k.dtype, chip_of(k.device), None if cu_seqlens is None else cu_seqlens.numel() - 1,
+                scale, norm, beta_scale, v_first, read, before,
             )  # fmt: skip
         chip = chip_of(k.device) if chip is None else chip
         sequences = k.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
@@ -80,17 +81,23 @@ class ScalarCall:
             segments = time_segments(plan, chip, sequences * v.shape[2], v.shape[-1], table.chunks // max(sequences, 1))
         return cls(Shape.of(k, v), plan, chip, table, scale, beta_scale, norm, v_first, segments, before)
 
+    def packed(self, table: ChunkTable) -> ScalarCall:
+        """This call with the table of its sequences; what launches have in common stays in one place."""
+        return replace(self, table=table)
+
 
 @functools.lru_cache(maxsize=256)
-def _dense_call(
-    k: tuple[int, ...], v: tuple[int, ...], dtype: torch.dtype, chip: Chip, scale: float, norm: bool,
-    beta_scale: float, v_first: bool, read: bool, before: bool,
+def _call_of(
+    k: tuple[int, ...], v: tuple[int, ...], dtype: torch.dtype, chip: Chip, packed: int | None, scale: float,
+    norm: bool, beta_scale: float, v_first: bool, read: bool, before: bool,
 ) -> ScalarCall:  # fmt: skip
-    # One object for all calls of these sizes, because it keeps what their launches have in common.
+    # One object for all calls of these sizes, because it keeps what their launches have in common. That of ``packed``
+    # sequences has no table yet.
     B, T, H, K = k
-    plan = scalar_plan(chip, dtype, K, v[3], B * v[2], norm, read)
-    table = chunk_table(B, T, plan.chunk)
-    segments = time_segments(plan, chip, B * v[2], v[3], table.per_sequence)
+    sequences = B if packed is None else packed
+    plan = scalar_plan(chip, dtype, K, v[3], sequences * v[2], norm, read)
+    table = chunk_table(B, T, plan.chunk) if packed is None else table_size(T, plan.chunk, packed)
+    segments = time_segments(plan, chip, sequences * v[2], v[3], table.chunks // max(sequences, 1))
     shape = Shape(B, T, H, v[2], K, v[3])
     return ScalarCall(shape, plan, chip, table, scale, beta_scale, norm, v_first, segments, before)
 
