@@ -127,6 +127,25 @@ PAGES = (
             ("`cp_context` given", {"cp_context": object()}),
         ),
     ),
+    Page(
+        "ascend",
+        "plugins/fla-backend-ascend/src",
+        "fla_backend_ascend.plugin:Ascend",
+        "fla.ops.kda:chunk_kda",
+        _KDA,
+        (
+            ("all in the kernel, `lower_bound=-5.0`", {}),
+            ("log decays", _READY | {"safe_gate": False}),
+            ("`cu_seqlens` given", {"cu_seqlens": meta(3, dtype=torch.int32)}),
+            ("`initial_state` given", {"initial_state": meta(1, 2, 128, 128)}),
+            ("an input requires a gradient", {"A_log": meta(2, dtype=torch.float32, requires_grad=True)}),
+            ("float32", {n: meta(1, 64, 2, 128, dtype=torch.float32) for n in "qkvg"}),
+            ("K = V = 256", {n: meta(1, 64, 2, 256) for n in "qkvg"} | {"dt_bias": None}),
+            ("K = V = 512", {n: meta(1, 64, 2, 512) for n in "qkvg"} | {"dt_bias": None}),
+            ("no tokens", {n: meta(1, 0, 2, 128) for n in "qkvg"} | {"beta": meta(1, 0, 2)}),
+            ("`cp_context` given", {"cp_context": object()}),
+        ),
+    ),
 )
 
 

@@ -32,7 +32,7 @@ class Ascend(TritonAscendBackend):
     operations = tuple(COVERED)
     capability = Capability(device_types=("npu",), dtypes=("float16", "bfloat16", "float32"))
 
-    def __init__(self, operation: str) -> None:
+    def __init__(self, operation: str = "kda") -> None:
         super().__init__()
         self.operation = operation
 
@@ -111,7 +111,8 @@ def accepts(arguments: Any) -> Answer:
     if max(q.shape[-1], v.shape[-1]) > MAX_HEAD_DIM:
         return False, f"K and V may be up to {MAX_HEAD_DIM}, got {q.shape[-1]} and {v.shape[-1]}"
     for name in ("ssm_state_indices", "num_accepted_tokens", "inplace_final_state", "out", "cp_context"):
-        if arguments.get(name) not in (None, False):
+        given = arguments.get(name)
+        if given is not None and given is not False:
             return False, f"{name} is given: not supported on NPUs"
     B, T, H, K = q.shape
     cu = arguments.get("cu_seqlens")
