@@ -93,6 +93,14 @@ def test_gates_of_minus_20_and_of_0(kind):
     check(run(make_inputs(T=70, K=16, low=-20.0, strength=0.0, initial=True, **kind)))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_gates_that_grow(kind):
+    x = make_inputs(T=70, K=16, V=16, initial=True, **kind)
+    name = "gv" if "gv" in x else "gk"
+    x[name] = 0.5 + 0.2 * x[name]
+    check(run(x))
+
+
 def test_rows_that_are_nearly_forgotten_in_a_long_input():
     # bug case N01
     check(run(make_inputs(T=300, K=16, V=16, low=-20.0, dtype=F16)), 2e-3)

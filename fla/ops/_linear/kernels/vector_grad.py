@@ -21,7 +21,7 @@ import triton.language as tl
 
 from fla.ops._common.kernels import LOG2E, chunk_at
 from fla.ops._common.vector_math import ex2, gate_sum, grad_sum, level_pairs, load_tile, narrow, split_gates, store_tile
-from fla.ops._linear.kernels.vector_prep import SHIFT, SPAN, UNSHIFT, gate_bits, gate_operand, one_matrix
+from fla.ops._linear.kernels.vector_prep import SHIFT, UNSHIFT, gate_bits, gate_operand, is_mild, one_matrix
 
 
 @triton.jit
@@ -229,7 +229,7 @@ def vector_grad(
     total = tl.sum(gl, 1)
     mild = FAST == 2
     if FAST == 1:
-        mild = tl.max(tl.sum(tl.abs(gl), 1), 0) < SPAN
+        mild = is_mild(gl, 1)
     if mild:
         mild_pairs(
             qn, kn, QS, VX, St, Xt, dot, vt, dA, gh, gr, gl, total, ss, own_q, own_k, ones, dq, dk, dg, row, n, h, H,

@@ -61,6 +61,12 @@ def gate_bits(gs, GPREC: tl.constexpr):
 
 
 @triton.jit
+def is_mild(gl, TOKENS: tl.constexpr):
+    """Whether log decays in bits, tokens along the axis TOKENS, stay inside `SPAN`; growth counts twice."""
+    return tl.max(tl.sum(tl.maximum(gl * -1.0, gl * 2.0), TOKENS), 0) < SPAN
+
+
+@triton.jit
 def mild_scores(
     P, qn, kn, gs, gl, total, tiles, ones, t0, c0, C: tl.constexpr, KP: tl.constexpr, KB: tl.constexpr,
     READ: tl.constexpr, BONUS: tl.constexpr, DT: tl.constexpr, SD: tl.constexpr, PREC: tl.constexpr,
@@ -129,7 +135,7 @@ def block_scores(
         own += tl.sum(qn * kn * ut[None, :], 1)
     mild = FAST == 2
     if FAST == 1:
-        mild = tl.max(tl.sum(tl.abs(gl), 0), 0) < SPAN
+        mild = is_mild(gl, 0)
     if mild:
         P = mild_scores(
             P, qn, kn, gs, gl, total, tiles, ones, t0, c0, C, KP, KB, READ, BONUS, DT, SD, PREC, GPREC, TMA
