@@ -55,28 +55,33 @@ def _chunk_grad(
         own = tl.sum(tl.where(same, E, 0.0), 1)
         E = tl.where(same, 0.0, E)
     Eb = E.to(dt)
-    kt = load_rows(k, kd, row, n, h, H, k0, K, BK, C, DESC)
-    qt = load_rows(q, qd, row, n, h, H, k0, K, BK, C, DESC)
-    S = load_tile(St, Sd, tile, 0, k0, V, K, BV, BK, DESC)
-    X = load_tile(Xt, Xd, tile, 0, k0, V, K, BV, BK, DESC)
     if DECAY == 1:
+        # This order keeps what X adds apart from what the chunk adds; the other one holds fewer tiles at a time.
+        kt = load_rows(k, kd, row, n, h, H, k0, K, BK, C, DESC)
+        qt = load_rows(q, qd, row, n, h, H, k0, K, BK, C, DESC)
+        S = load_tile(St, Sd, tile, 0, k0, V, K, BV, BK, DESC)
+        X = load_tile(Xt, Xd, tile, 0, k0, V, K, BV, BK, DESC)
         ss = tl.sum(tl.sum(S.to(tl.float32) * X.to(tl.float32), 1), 0)
-    W = tl.dot(Eb, qt, input_precision=DOT)
-    if DECAY == 1:
+        W = tl.dot(Eb, qt, input_precision=DOT)
         aE = tl.sum(W * kt.to(tl.float32), 1)
-    vs = vt
-    if DECAY:
-        vs = (vt.to(tl.float32) * tl.exp2(last - b)[:, None]).to(dt)
-    W = tl.dot(vs, X, W, input_precision=DOT)
+        W = tl.dot((vt.to(tl.float32) * tl.exp2(last - b)[:, None]).to(dt), X, W, input_precision=DOT)
+    else:
+        W = tl.dot(vt, load_tile(Xt, Xd, tile, 0, k0, V, K, BV, BK, DESC), input_precision=DOT)
     for j in tl.range(1, NV, num_stages=1):
         Xj = load_tile(Xt, Xd, tile, j * BV, k0, V, K, BV, BK, DESC)
+        vj = load_rows(v, v, row, n, h, H, j * BV, V, BV, C, D1)
         if DECAY == 1:
             Sj = load_tile(St, Sd, tile, j * BV, k0, V, K, BV, BK, DESC)
             ss += tl.sum(tl.sum(Sj.to(tl.float32) * Xj.to(tl.float32), 1), 0)
-        vj = load_rows(v, v, row, n, h, H, j * BV, V, BV, C, D1)
-        if DECAY:
             vj = (vj.to(tl.float32) * tl.exp2(last - b)[:, None]).to(dt)
         W = tl.dot(vj, Xj, W, input_precision=DOT)
+    if DECAY == 2:
+        W = W * tl.exp2(last - b)[:, None]
+    if DECAY != 1:
+        S = load_tile(St, Sd, tile, 0, k0, V, K, BV, BK, DESC)
+        kt = load_rows(k, kd, row, n, h, H, k0, K, BK, C, DESC)
+        qt = load_rows(q, qd, row, n, h, H, k0, K, BK, C, DESC)
+        W = tl.dot(Eb, qt, W, input_precision=DOT)
     if DECAY == 1:
         aX = tl.sum(W * kt.to(tl.float32), 1) - aE
         W += own[:, None] * qt.to(tl.float32)
