@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 __all__ = ["group_norm_ref", "layer_norm_ref", "rms_norm_ref"]
