@@ -48,7 +48,8 @@ def call(op, B, T, H, D):
 def main() -> None:
     flush = torch.empty(64 * 2**20, dtype=torch.int32, device="cuda")
     print(torch.cuda.get_device_name(), torch.__version__)
-    for op in (chunk_gated_delta_rule, chunk_kda):
+    ops = {"gdn": chunk_gated_delta_rule, "kda": chunk_kda}
+    for op in (ops[name] for name in sys.argv[1:] or ops):
         for shape in SHAPES:
             x = call(op, *shape)
             results, times, host = {}, {}, {}
