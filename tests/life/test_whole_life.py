@@ -16,12 +16,19 @@ import sys
 import sysconfig
 import textwrap
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
+# Plugin -> its variable, its backend, an operation of it, and why it stays out on a machine without its hardware.
+PLUGINS = {
+    "flashkda": ("FLA_FLASH_KDA", "flash_kda", "kda", "module flash_kda is not installed"),
+    "tilelang": ("FLA_TILELANG", "tilelang", "gated_delta_rule", "module tilelang is not installed"),
+    "ascend": ("FLA_ASCEND", "triton_ascend", "gla", "module torch_npu is not installed"),
+}
 pytestmark = pytest.mark.slow
 
 BROKEN_PROJECT = """
@@ -72,7 +79,7 @@ def pip(*words: str, python: Path | None = None) -> subprocess.CompletedProcess[
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheels of core, the FlashKDA plugin, the example, and of a plugin that is broken."""
+    """The wheels of core, the plugins, the example, and of a plugin that is broken."""
     work = tmp_path_factory.mktemp("build")
     core = work / "core"
     core.mkdir()
@@ -80,16 +87,27 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / name, core)
     skip = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
     shutil.copytree(ROOT / "fla", core / "fla", ignore=skip)
-    shutil.copytree(ROOT / "plugins" / "fla-backend-flashkda", work / "flashkda", ignore=skip)
+    for name in PLUGINS:
+        shutil.copytree(ROOT / "plugins" / f"fla-backend-{name}", work / name, ignore=skip)
     shutil.copytree(ROOT / "examples" / "third_party_backend", work / "example", ignore=skip)
     (work / "broken").mkdir()
     (work / "broken" / "pyproject.toml").write_text(BROKEN_PROJECT)
     (work / "broken" / "fla_backend_broken.py").write_text("raise SystemExit('cannot live without CUDA 14')\n")
     house = work / "wheels"
-    for name in ("core", "flashkda", "example", "broken"):
-        words = ("--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(house))
-        pip("wheel", *words, str(work / name))
+    words = ("--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(house))
+    pip("wheel", *words, *(str(work / name) for name in ("core", *PLUGINS, "example", "broken")))
     return house
+
+
+def test_wheels_are_typed_and_licensed(wheels: Path) -> None:
+    packages = {"flash_linear_attention": "fla", **{f"fla_backend_{name}": f"fla_backend_{name}" for name in PLUGINS}}
+    for distribution, package in packages.items():
+        (wheel,) = wheels.glob(f"{distribution}-*.whl")
+        names = zipfile.ZipFile(wheel).namelist()
+        assert f"{package}/py.typed" in names
+        assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+        strays = [name for name in names if not name.startswith((f"{package}/", f"{distribution}-"))]
+        assert not strays, strays
 
 
 class Home:
@@ -105,6 +123,7 @@ class Home:
         lent = folder / "lent"
         lent.mkdir()
         ours = ("fla", "fla_", "flash_linear_attention", "flash_kda", "__editable__", "pip", "_pytest", "pytest")
+        ours += ("tilelang", "torch_npu")
         for place in {Path(torch.__file__).parents[1], Path(pytest.__file__).parents[1]}:
             for entry in place.iterdir():
                 mine = entry.name == "fla" or entry.name.startswith(ours[1:])
@@ -154,10 +173,10 @@ def test_a_whole_life(wheels: Path, tmp_path: Path) -> None:
     assert made.returncode == 0, made.stderr
     assert (home.folder / "fla-backend-mine" / "src" / "fla_backend_mine" / "kernel.py").exists()
 
-    # Two plugins. The example takes its op over; FlashKDA has no kernels here, is listed and says so. Its wheel of
-    # kernels, a dependency on some machines, is on no index here.
-    home.install("fla-backend-short-retention")
-    home.install("fla-backend-flashkda", deps=False)
+    # All plugins. The example takes its op over; the others have no kernels or no hardware here, are listed and say so.
+    # The wheels of kernels and tilelang, dependencies on some machines, are on no index here.
+    home.install("fla-backend-short-retention", "fla-backend-ascend")
+    home.install("fla-backend-flashkda", "fla-backend-tilelang", deps=False)
     taken = home.script(
         """
         found = {
@@ -168,8 +187,20 @@ def test_a_whole_life(wheels: Path, tmp_path: Path) -> None:
             "again": ran(),
             "listed": {p["name"]: p for p in list_plugins()},
         }
-        import fla.ops.kda
-        found["flash_kda"] = next(r for r in list_backends("kda") if r["backend"] == "flash_kda")
+        import fla.ops.gated_delta_rule, fla.ops.gla, fla.ops.kda
+
+        def standing():
+            return [[r["operation"], r["backend"], r["distribution"], r["code"], r["reason"]] for r in list_backends()]
+
+        found["standing"] = standing()
+        os.environ.update(FLA_FLASH_KDA="0", FLA_TILELANG="off", FLA_ASCEND="no")
+        found["off"] = standing()
+        os.environ.update(FLA_FLASH_KDA="1", FLA_TILELANG="1", FLA_ASCEND="1")
+        os.environ["FLA_PLUGINS"] = "-flashkda,-tilelang,-ascend"
+        found["asked_for"] = standing()
+        for name in ("FLA_FLASH_KDA", "FLA_TILELANG", "FLA_ASCEND"):
+            del os.environ[name]
+        found["kept_out"] = standing()
         """,
         right,
     )
@@ -178,26 +209,35 @@ def test_a_whole_life(wheels: Path, tmp_path: Path) -> None:
     assert taken["plugins"] == ["torch", "torch", "short_retention"]
     assert taken["dispatch"] == "torch"
     assert taken["again"] == "short_retention"
-    assert {name: p["distribution"] for name, p in taken["listed"].items()} == {
-        "flashkda": "fla-backend-flashkda",
-        "short_retention": "fla-backend-short-retention",
-    }
+    names = {name: f"fla-backend-{name}" for name in PLUGINS} | {"short_retention": "fla-backend-short-retention"}
+    assert {name: p["distribution"] for name, p in taken["listed"].items()} == names
     assert all(Path(p["file"]).is_relative_to(home.site) for p in taken["listed"].values())
-    assert not taken["flash_kda"]["usable"]
-    assert "module flash_kda is not installed" in taken["flash_kda"]["reason"]
+    for name, (variable, backend, operation, missing) in PLUGINS.items():
+        for state, code, text in (
+            ("standing", "unavailable", missing),
+            ("off", "disabled", f"{variable} is off"),
+            ("asked_for", "unavailable", missing),
+            ("kept_out", "disabled", "kept out by FLA_PLUGINS=-flashkda,-tilelang,-ascend"),
+        ):
+            rows = {tuple(row[:2]): row[2:] for row in taken[state]}
+            distribution, found, reason = rows[operation, backend]
+            assert (distribution, found) == (f"fla-backend-{name}", code), (state, rows)
+            assert text in reason, (state, rows)
 
     # Kept out from the start it is not even imported.
     blocked = home.script(
         """
-        found = {"ran": ran(), "imported": "fla_backend_short_retention" in sys.modules}
+        ours = ("fla_backend_short_retention", "fla_backend_tilelang", "fla_backend_ascend")
+        found = {"ran": ran(), "imported": [name for name in sys.modules if name.startswith(ours)]}
         found["states"] = {p["name"]: p["state"] for p in list_plugins()}
         """,
         right,
-        FLA_PLUGINS="-short-retention",
+        FLA_PLUGINS="-short-retention,-tilelang,-fla_backend_ascend",
     )
     assert blocked["ran"] == "torch"
     assert not blocked["imported"]
-    assert blocked["states"]["short_retention"] == "blocked"
+    states = {name: "registered" if name == "flashkda" else "blocked" for name in names}
+    assert blocked["states"] == states
 
     # A broken plugin beside it changes nothing but what is said.
     home.install("fla-backend-broken")
@@ -207,11 +247,14 @@ def test_a_whole_life(wheels: Path, tmp_path: Path) -> None:
     assert beside["stderr"].count("fla plugin broken of fla-backend-broken 1.0 is ignored") == 1
     shown = home.run(str(home.bin / "fla"), "backends", "list", "--json")
     assert shown.returncode == 0, shown.stderr
-    states = {p["name"]: p["ok"] for p in json.loads(shown.stdout)["plugins"]}
-    assert states == {"broken": False, "flashkda": True, "short_retention": True}
+    listed = json.loads(shown.stdout)
+    assert {p["name"]: p["ok"] for p in listed["plugins"]} == {"broken": False, **dict.fromkeys(names, True)}
+    reasons = {row["backend"]: row["reason"] for row in listed["backends"]}
+    for _, backend, _, missing in PLUGINS.values():
+        assert missing in reasons[backend]
 
     # Without them core serves again, and without core there is nothing left.
-    home.uninstall("fla-backend-broken", "fla-backend-short-retention", "fla-backend-flashkda")
+    home.uninstall("fla-backend-broken", *names.values())
     after = home.script("found = {'ran': ran(), 'plugins': list_plugins()}", right)
     assert after["ran"] == "torch"
     assert after["plugins"] == []
