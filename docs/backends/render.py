@@ -142,6 +142,10 @@ PAGES = (
             ("float32", {n: meta(1, 64, 2, 128, dtype=torch.float32) for n in "qkvg"}),
             ("K = V = 256", {n: meta(1, 64, 2, 256) for n in "qkvg"} | {"dt_bias": None}),
             ("K = V = 512", {n: meta(1, 64, 2, 512) for n in "qkvg"} | {"dt_bias": None}),
+            (
+                "float32, K = V = 256",
+                {n: meta(1, 64, 2, 256, dtype=torch.float32) for n in "qkvg"} | {"dt_bias": None},
+            ),
             ("no tokens", {n: meta(1, 0, 2, 128) for n in "qkvg"} | {"beta": meta(1, 0, 2)}),
             ("`cp_context` given", {"cp_context": object()}),
         ),

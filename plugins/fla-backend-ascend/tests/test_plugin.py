@@ -60,6 +60,36 @@ def test_it_takes_calls_and_says_why_not():
     assert "ssm_state_indices is given" in plugin.accepts(arguments(ssm_state_indices=torch.zeros(1)))[1]
 
 
+def test_what_the_kernels_of_core_do_not_cover_is_refused():
+    """With gradients a decay per channel of values has no kernel, so PyTorch has to run it."""
+    from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule
+
+    verify = plugin.Ascend("gated_delta_rule").fused_recurrent_gated_delta_rule_verifier
+    x = torch.empty(1, 8, 2, 16)
+    call = {"q": x, "k": x, "v": x, "gv": x}
+    assert fused_recurrent_gated_delta_rule.op.signature.bind(**call)
+    assert verify(**call) == (True, None)
+    answer = verify(**{**call, "gv": torch.empty(1, 8, 2, 16, requires_grad=True)})
+    assert answer == (False, "the Triton backward takes a scalar decay and one beta per head")
+
+
+def test_wide_keys_in_float32_do_not_fit():
+    verify = plugin.Ascend("kda").chunk_kda_verifier
+    x = torch.empty(1, 8, 2, 256)
+    assert verify(x, x, x, x, x[..., 0]) == (False, "K may be up to 128 in float32 (unified buffer), got 256")
+    assert verify(*(t.bfloat16() for t in (x, x, x, x, x[..., 0]))) == (True, None)
+
+
+def test_large_batches_of_single_tokens_stay_within_one_launch():
+    """Decoding launches a program for few columns of V: 4 at the least."""
+    from fla_backend_ascend import heads
+
+    for N, V in ((1024, 128), (2048, 64)):
+        size = heads.at_once(N, N, 128, V, 1)
+        assert size * N * V // 4 <= 65535
+        assert size > 0
+
+
 @pytest.fixture
 def here(monkeypatch):
     """The backend for CPU tensors, with nothing run."""

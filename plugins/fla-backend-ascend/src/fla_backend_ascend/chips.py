@@ -52,6 +52,13 @@ def facts(npu: Any, index: int) -> tuple[int, int]:
     return capacity(soc, os.environ.get("ASCEND_UB_CAPACITY_BITS")), int(cores)
 
 
+def chip_of(device: Any) -> Any:
+    """Core's description of a device."""
+    import torch
+
+    return chip(getattr(torch, "npu").current_device() if device.index is None else device.index)  # noqa: B009
+
+
 @functools.lru_cache(maxsize=64)
 def chip(index: int) -> Any:
     """Core's description of NPU `index`."""

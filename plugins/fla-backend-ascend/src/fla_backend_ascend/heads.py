@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fla.ops._common.policy import pow2
 from fla_backend_ascend.chips import GRID_LIMIT
 
 #: The axis of heads of a tensor argument. What is not named here goes to every part as it is.
@@ -17,12 +18,17 @@ AXES = dict.fromkeys(("q", "k", "v", "g", "gk", "gv", "beta"), 2) | {"initial_st
 #: Parameters of the gate: HV values, or HV groups of them, in any shape.
 FLAT = ("A_log", "dt_bias")
 LEAST_CHUNK, LEAST_BLOCK = 32, 16
+#: The least columns of a state in a program of the token-by-token kernels, and the least sides of its blocks in the
+#: passes over states, of which the linear engine runs two at once.
+LEAST_COLUMNS, LEAST_SIDE = 4, 32
 
 
 def programs(tokens: int, sequences: int, K: int, V: int) -> int:
     """No launch for one head has more programs than this, whatever blocks the plan has."""
-    chunks = -(-tokens // LEAST_CHUNK) + sequences
-    return chunks * -(-max(K, V) // LEAST_BLOCK)
+    # Chunks of 64 tokens in halves: both halves of a ragged one count.
+    chunks = -(-tokens // LEAST_CHUNK) + 2 * sequences
+    blocks = 2 * -(-K // LEAST_SIDE) * -(-V // LEAST_SIDE)
+    return max(chunks * (pow2(max(K, V)) // LEAST_BLOCK), sequences * max(blocks, -(-V // LEAST_COLUMNS)))
 
 
 def at_once(tokens: int, sequences: int, K: int, V: int, group: int, limit: int = GRID_LIMIT) -> int:

@@ -22,6 +22,8 @@ COVERED = {
 }
 VERIFIER = "_verifier"
 MAX_HEAD_DIM = 256
+#: K of kda in float32: the tiles of its scans do not fit a unified buffer of 192 KiB beyond.
+MAX_WIDE_K = 128
 
 Answer = tuple[bool, str | None]
 
@@ -67,11 +69,9 @@ def _implementation(operation: str, function: str) -> Callable[..., Any]:
     op = _op(operation, function)
 
     def run(*values: Any, **named: Any) -> Any:
-        from fla.ops._common import policy
-        from fla_backend_ascend import chips
         from fla_backend_ascend.heads import in_parts
 
-        policy.describe_chip("npu", lambda device: chips.chip(device.index or 0))
+        _describe()
         bound = op.signature.bind(*values, **named)
         bound.apply_defaults()
         return in_parts(core_path(op), dict(bound.arguments))
@@ -79,6 +79,14 @@ def _implementation(operation: str, function: str) -> Callable[..., Any]:
     run.__signature__ = op.signature  # type: ignore[attr-defined]
     run.__name__ = function
     return run
+
+
+def _describe() -> None:
+    """Core asks this plugin about NPUs from now on; in the backward pass too, so it is not taken back."""
+    from fla.ops._common import policy
+    from fla_backend_ascend import chips
+
+    policy.describe_chip("npu", chips.chip_of)
 
 
 def core_path(op: Any) -> Callable[..., Any]:
@@ -94,7 +102,13 @@ def _verifier(operation: str, function: str) -> Callable[..., Any]:
     def verify(*values: Any, **named: Any) -> Answer:
         bound = op.signature.bind(*values, **named)
         bound.apply_defaults()
-        return accepts(bound.arguments)
+        q = bound.arguments["q"]
+        if operation == "kda" and str(q.dtype) == "torch.float32" and q.shape[-1] > MAX_WIDE_K:
+            return False, f"K may be up to {MAX_WIDE_K} in float32 (unified buffer), got {q.shape[-1]}"
+        answer = accepts(bound.arguments)
+        covers = op.triton_path.verify
+        # What core's kernels do not cover they do not cover here.
+        return answer if covers is None or not answer[0] else covers(*bound.arguments.values())
 
     verify.__signature__ = op.signature  # type: ignore[attr-defined]
     return verify
