@@ -77,8 +77,10 @@ def _plan(chip: Chip, dtype: str, K: int, V: int, few: bool, aligned: bool) -> V
         bv = min(vp, 64 if interpreter else 16)
         bv_save = min(vp, 32 if kp <= 128 else 16)
     chunk = 64 if half else 32
-    scan = Launch(8 if bv >= 128 or kp > 128 else 4, _stages(chip, chunk, kp, bv, half, True, 3))
-    save = Launch(8 if kp > 128 else 4, _stages(chip, chunk, kp, bv_save, half, False, 3))
+    # On sm100 stored tiles take more shared memory, and Triton 3.7 cannot pipeline a loop of one product that is read.
+    blackwell = chip.vendor == "nvidia" and chip.arch // 10 == 10
+    scan = Launch(8 if bv >= 128 or kp > 128 else 4, _stages(chip, chunk, kp, bv, half, True, 2 if blackwell else 3))
+    save = Launch(8 if kp > 128 else 4, _stages(chip, chunk, kp, bv_save, half, False, 1 if blackwell else 3))
     return VectorPlan(
         chunk=chunk,
         kp=kp,
