@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpret
 @pytest.fixture(autouse=True)
 def npu():
     """CPU tensors stand for tensors of an NPU with a small buffer, so that blocks are cut."""
-    policy.describe_chip("cpu", lambda device: described(96 * KIB, 20))
+    policy.describe_chip("cpu", lambda device: described(112 * KIB, 20))
     yield
     policy.describe_chip("cpu", None)
 
