@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -12,6 +13,10 @@ import torch
 
 from fla import settings
 from fla.backends import BackendRegistry, devices, register, switches
+
+# Before triton is imported by anything: core's chunk tables are a kernel.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 if importlib.util.find_spec("fla_backend_tilelang") is None:
     sys.path.insert(0, str(Path(__file__).parents[1] / "src"))

@@ -54,6 +54,21 @@ def test_the_gated_delta_rule_refuses(hopper, gdn, changes, reason):
     assert reason in asked(chunk_gated_delta_rule, gdn(**changes)).reason
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"T": 64 * 65536}, "65536 chunks of 64 tokens, supported: 65535"),
+        ({"B": 65536, "T": 1}, "65536 chunks of 64 tokens, supported: 65535"),
+        ({"T": 64, "cu_seqlens": torch.empty(65537 + 64, dtype=torch.int32, device="meta")}, "supported: 65535"),
+        ({"T": 1 << 20, "H": 32}, "4294967296 elements, supported: less than 2^31"),
+        ({"B": 4096, "T": 1, "H": 64}, "4294967296 elements, supported: less than 2^31"),
+    ],
+    ids=["long", "many", "packed", "large", "states"],
+)
+def test_what_a_launch_cannot_hold_is_refused(hopper, gdn, changes, reason):
+    assert reason in asked(chunk_gated_delta_rule, gdn(**changes)).reason
+
+
 def test_a_gradient_goes_to_core(hopper, gdn):
     call = gdn()
     call["v"].requires_grad_()

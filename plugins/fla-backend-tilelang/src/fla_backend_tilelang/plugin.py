@@ -13,6 +13,9 @@ from fla.backends import Capability, Rejection, TileLangBackend, hookimpl
 
 MIN_BOUND = -5.0
 ARCHITECTURE = (9, 0)
+CHUNK = 64
+#: CUDA's limit for the second and third axis of a launch, and elements that 32-bit indices reach.
+GRID_LIMIT, INDEX_LIMIT = 65535, 2**31
 
 Answer = tuple[bool, str | Rejection | None]
 
@@ -34,6 +37,22 @@ def _dtypes(q: Any, **others: Any) -> str | None:
         if x is not None and x.dtype != q.dtype and str(x.dtype) != "torch.float32":
             kind, own = (str(t.dtype).removeprefix("torch.") for t in (x, q))
             return f"{name} is {kind}, supported: float32 and {own}"
+    return None
+
+
+def _size(q: Any, v: Any, cu_seqlens: Any) -> str | None:
+    """Launches have an axis of chunks, one of sequences and one of heads; indices of tensors have 32 bits."""
+    B, T, _, K = q.shape
+    HV, V = v.shape[2:]
+    sequences = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    # Never fewer than there are.
+    chunks = (B * T + sequences * (CHUNK - 1)) // CHUNK
+    for what, count in (("chunks of 64 tokens", chunks), ("sequences", sequences), ("heads", HV)):
+        if count > GRID_LIMIT:
+            return f"there may be {count} {what}, supported: {GRID_LIMIT}"
+    largest = max(chunks * HV * CHUNK * max(K, V), sequences * HV * K * V)
+    if largest >= INDEX_LIMIT:
+        return f"its largest tensor may have {largest} elements, supported: less than 2^31"
     return None
 
 
@@ -64,7 +83,7 @@ class GatedDeltaRule(TileLang):
         """Whether the programs compute this call; what `capability` declares has been checked."""
         if cp_context is not None:
             return False, "cp_context is given: the programs know no context parallelism"
-        reason = _architecture(q) or _dtypes(q, g=g, beta=beta)
+        reason = _architecture(q) or _dtypes(q, g=g, beta=beta) or _size(q, v, cu_seqlens)
         if reason is not None:
             return False, reason
         from fla.ops.gated_delta_rule import chunk_gated_delta_rule
@@ -150,7 +169,7 @@ class KDA(TileLang):
             return False, "use_graph=True: the programs want cu_seqlens that cover all tokens"
         if cp_context is not None:
             return False, "cp_context is given: the programs know no context parallelism"
-        reason = _architecture(q) or _dtypes(q, g=g, beta=beta)
+        reason = _architecture(q) or _dtypes(q, g=g, beta=beta) or _size(q, v, cu_seqlens)
         if reason is not None:
             return False, reason
         from fla.ops.kda import chunk_kda

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fla.ops._common.launch import aligned, on_device
 from fla_backend_tilelang.programs import NAMES, blank, choose_block, program
 from fla_backend_tilelang.timepass import Pass, run_pass
 from fla_backend_tilelang.tokens import Tokens
@@ -51,15 +52,15 @@ def forward(
     """
     B, T, H, K = q.shape
     HV, V = v.shape[2:]
-    tokens = Tokens.of(B, T, CHUNK, cu_seqlens)
-    task = Pass(tokens, q, HV, V, initial_state, output_final_state, state_v_first)
-    if tokens.empty:
-        return task.nothing(v)
-    with torch.cuda.device(q.device):
+    with on_device(q):
+        tokens = Tokens.of(B, T, CHUNK, cu_seqlens)
+        task = Pass(tokens, q, HV, V, initial_state, output_final_state, state_v_first)
+        if tokens.empty or HV == 0:
+            return task.nothing(v)
         rows = B * T
-        q, k, v = (x.contiguous().view(rows, x.shape[2], x.shape[3]) for x in (q, k, v))
-        beta = beta.contiguous().view(rows, HV)
-        gates = beta if g is None else g.contiguous().view(rows, HV)
+        q, k, v = (aligned(x).view(rows, x.shape[2], x.shape[3]) for x in (q, k, v))
+        beta = aligned(beta).view(rows, HV)
+        gates = beta if g is None else aligned(g).view(rows, HV)
         tiles = q.new_empty(2, tokens.chunks, HV, CHUNK, CHUNK)
         scalars = q.new_empty(tokens.chunks, HV, 4, CHUNK, dtype=torch.float32)
         one = blank(q.device, torch.float32, 1)
@@ -81,8 +82,8 @@ def forward(
             k,
             gates,
             beta,
-            one if A_log is None else A_log.reshape(-1).float(),
-            one if dt_bias is None else dt_bias.reshape(-1).float(),
+            one if A_log is None else aligned(A_log.reshape(-1).float()),
+            one if dt_bias is None else aligned(dt_bias.reshape(-1).float()),
             tokens.table(q.device),
             tiles[0],
             tiles[1],

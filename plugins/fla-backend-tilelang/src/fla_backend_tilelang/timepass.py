@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fla.ops._common.launch import aligned
 from fla_backend_tilelang.programs import NAMES, blank, program
 from fla_backend_tilelang.tokens import Tokens
 
@@ -67,7 +68,7 @@ def run_pass(
     cu, offsets = tokens.cuts(device)
     unread = blank(device, torch.float32, 1, task.HV, K, task.V), blank(device, torch.float32, 1, task.HV, task.V, K)
     before = NONE if task.initial is None else task.layout
-    state = unread[before == V_FIRST] if task.initial is None else task.initial.float().contiguous()
+    state = unread[before == V_FIRST] if task.initial is None else aligned(task.initial.float())
     after = task.layout if task.wanted else NONE
     final = task.new(after) if task.wanted else None
 

@@ -13,13 +13,25 @@ from fla.ops._common.device_index import ChunkTable, chunk_table
 from fla_backend_tilelang.programs import blank
 
 
-@functools.lru_cache(maxsize=256)
-def _batch_table(device: torch.device, batch: int, length: int, per: int, chunk: int) -> Tensor:
-    at = torch.arange(per, dtype=torch.int32) * chunk
+def _rows(device: torch.device, batch: int, length: int, per: int, chunk: int) -> Tensor:
+    at = torch.arange(per, dtype=torch.int32, device=device) * chunk
     sizes = (length - at).clamp(max=chunk)
-    rows = at + torch.arange(batch, dtype=torch.int32)[:, None] * length
+    rows = at + torch.arange(batch, dtype=torch.int32, device=device)[:, None] * length
     unread = torch.zeros_like(rows)
-    return torch.stack([rows, sizes.expand_as(rows), unread, unread], -1).view(-1, 4).to(device)
+    return torch.stack([rows, sizes.expand_as(rows), unread, unread], -1).view(-1, 4)
+
+
+@functools.lru_cache(maxsize=256)
+def _kept(device: torch.device, *sizes: int) -> Tensor:
+    # Copied from the host, which waits: calls on other streams may use it at once.
+    return _rows(torch.device("cpu"), *sizes).to(device)
+
+
+def _batch_table(device: torch.device, *sizes: int) -> Tensor:
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        # A graph's own: what it holds before the first replay must not be kept for other calls.
+        return _rows(device, *sizes)
+    return _kept(device, *sizes)
 
 
 @dataclass(frozen=True)

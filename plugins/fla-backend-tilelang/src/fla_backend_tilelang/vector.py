@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fla.ops._common.launch import aligned, on_device
 from fla_backend_tilelang.programs import NAMES, blank, choose_block, program
 from fla_backend_tilelang.scalar import Switches
 from fla_backend_tilelang.timepass import Pass, run_pass
@@ -42,14 +43,14 @@ def forward(
     """
     B, T, H, K = q.shape
     HV, V = v.shape[2:]
-    tokens = Tokens.of(B, T, TILE, cu_seqlens, CHUNK)
-    task = Pass(tokens, q, HV, V, initial_state, output_final_state, state_v_first)
-    if tokens.empty:
-        return task.nothing(v)
-    with torch.cuda.device(q.device):
+    with on_device(q):
+        tokens = Tokens.of(B, T, TILE, cu_seqlens, CHUNK)
+        task = Pass(tokens, q, HV, V, initial_state, output_final_state, state_v_first)
+        if tokens.empty or HV == 0:
+            return task.nothing(v)
         rows = B * T
-        q, k, v, g = (x.contiguous().view(rows, x.shape[2], x.shape[3]) for x in (q, k, v, g))
-        beta = beta.contiguous().view(rows, HV)
+        q, k, v, g = (aligned(x).view(rows, x.shape[2], x.shape[3]) for x in (q, k, v, g))
+        beta = aligned(beta).view(rows, HV)
         kd, ku, qd = q.new_empty(3, tokens.chunks, HV, TILE, K)
         Tm, A = q.new_empty(2, tokens.chunks, HV, TILE, CHUNK)
         ends = q.new_empty(tokens.chunks, HV, TILE // CHUNK, K, dtype=torch.float32)
@@ -73,8 +74,8 @@ def forward(
             k,
             g,
             beta,
-            blank(q.device, torch.float32, 1) if A_log is None else A_log.reshape(-1).float(),
-            blank(q.device, torch.float32, 1, K) if dt_bias is None else dt_bias.reshape(-1, K).float(),
+            blank(q.device, torch.float32, 1) if A_log is None else aligned(A_log.reshape(-1).float()),
+            blank(q.device, torch.float32, 1, K) if dt_bias is None else aligned(dt_bias.reshape(-1, K).float()),
             tokens.table(q.device),
             kd,
             ku,
