@@ -82,7 +82,7 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool) -> S
     dv_scan = one_scan and chip.arch // 10 == 9
     return ScalarPlan(
         64, descriptors, chip.wide, one_scan, bk, block_v, min(bv, 64), grad_k, bv, bv, dv_scan, launch, launch,
-        Launch(4, 3 if few else 2), Launch(4, 1), Launch(4),
+        Launch(4, 3), Launch(4, 1), Launch(4),
     )  # fmt: skip
 
 
