@@ -26,6 +26,7 @@ def test_importing_the_plugin_imports_neither_torch_nor_torch_npu():
 
 
 def test_it_says_what_is_missing(monkeypatch):
+    monkeypatch.setattr(devices, "has_module", lambda name: False)
     assert plugin.Ascend.unavailable_reason().startswith("module torch_npu is not installed")
     monkeypatch.setattr(devices, "has_module", lambda name: name == "torch_npu")
     assert plugin.Ascend.unavailable_reason().startswith("module triton is not installed")
