@@ -73,7 +73,6 @@ def vector_prep(K, dtype, g_dtype, beta_dtype, group, norm, gate, rate, bias, si
             b_i = T.alloc_fragment((R,), F32)
             G = T.alloc_fragment((R, K), F32)
             left = T.alloc_fragment((R, K), BF)
-            stage = T.alloc_fragment((R, K), dtype)
             L = T.alloc_fragment((R, R), F32)
             P = T.alloc_fragment((R, R), F32)
             M = T.alloc_fragment((R, R), F16)
@@ -145,42 +144,34 @@ def vector_prep(K, dtype, g_dtype, beta_dtype, group, norm, gate, rate, bias, si
             T.clear(G)
             T.gemm(M, g_s, G, policy=by_row)
             for i, j in T.Parallel(R, K):
-                stage[i, j] = T.cast(k_s[i, j], F32) * (k_i[i] * T.exp2(G[i, j]))
-            T.copy(stage, out_s)
-            T.tma_copy(out_s, KU[it, h, :, :])
+                out_s[i, j] = T.cast(k_s[i, j], F32) * k_i[i] * T.exp2(G[i, j])
+            T.copy(out_s, KU[it, h, :, :])
             # Up to each token and with it.
             for i, j in T.Parallel(R, R):
                 M[i, j] = T.Select((j <= i) and (i // C == j // C), T.float32(1), T.float32(0))
             T.clear(G)
             T.gemm(M, g_s, G, policy=by_row)
-            # Into registers first: tilelang would put a barrier into every turn of a loop that writes to shared memory
-            # beside what it reads there.
-            for i, j in T.Parallel(R, K):
-                left[i, j] = T.cast(k_s[i, j], F32) * (k_i[i] * T.exp2(-SHIFT - G[i, j]))
-                G[i, j] = T.exp2(G[i, j] + SHIFT)
-            T.copy(left, kc_s)
             for i, j in T.Parallel(R, K):
                 if i % C == C - 1:
-                    SC[it, h, i // C, j] = G[i, j] * UNSHIFT
-            T.tma_store_wait(0)
-            T.sync_threads()
+                    SC[it, h, i // C, j] = T.exp2(G[i, j])
             for i, j in T.Parallel(R, K):
-                left[i, j] = T.cast(k_s[i, j], F32) * (k_i[i] * G[i, j])
-                stage[i, j] = T.cast(k_s[i, j], F32) * (k_i[i] * G[i, j]) * UNSHIFT
-            T.copy(stage, out_s)
-            T.tma_copy(out_s, KD[it, h, :, :])
+                kc_s[i, j] = T.cast(k_s[i, j], F32) * k_i[i] * T.exp2(-SHIFT - G[i, j])
+            for i, j in T.Parallel(R, K):
+                G[i, j] = T.exp2(G[i, j] + SHIFT)
+            for i, j in T.Parallel(R, K):
+                left[i, j] = T.cast(k_s[i, j], F32) * k_i[i] * G[i, j]
+            for i, j in T.Parallel(R, K):
+                out_s[i, j] = T.cast(k_s[i, j], F32) * k_i[i] * (G[i, j] * UNSHIFT)
+            T.copy(out_s, KD[it, h, :, :])
             T.clear(L)
             T.gemm(left, kc_s, L, transpose_B=True, policy=by_row)
             for i, j in T.Parallel(R, K):
-                left[i, j] = T.cast(q_s[i, j], F32) * (q_i[i] * G[i, j])
-                stage[i, j] = T.cast(q_s[i, j], F32) * (q_i[i] * G[i, j]) * UNSHIFT
-            T.copy(stage, k_s)
-            T.tma_copy(k_s, QD[it, h, :, :])
+                left[i, j] = T.cast(q_s[i, j], F32) * q_i[i] * G[i, j]
+            for i, j in T.Parallel(R, K):
+                out_s[i, j] = T.cast(q_s[i, j], F32) * q_i[i] * (G[i, j] * UNSHIFT)
+            T.copy(out_s, QD[it, h, :, :])
             T.clear(P)
             T.gemm(left, kc_s, P, transpose_B=True, policy=by_row)
-            # What follows may lie where those tiles do.
-            T.tma_store_wait(0)
-            T.sync_threads()
             for i, j in T.Parallel(R, R):
                 if i // C == j // C:
                     a_s[i, j % C] = T.Select(i >= j, P[i, j], T.float32(0))
