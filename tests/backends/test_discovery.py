@@ -152,12 +152,18 @@ def test_six_broken_plugins_beside_a_good_one(site, toyop, qkv):
 def test_plugin_that_registers_by_half_leaves_the_registry_equal(site, toyop, qkv):
     site.install("good", GOOD)
     toyop(*qkv)
-    before = REGISTRY.snapshot()
-    names = {(op, r.name) for op, rows in before.items() for r in rows}
+    # Optional backends of core come with the next look where another test has imported their rooms.
+    plugins = lambda: {
+        (op, r.name)
+        for op, rows in REGISTRY.snapshot().items()
+        for r in rows
+        if not type(r.backend).__module__.startswith("fla.")
+    }
+    names = plugins()
+    assert names
     site.install("half", HALF)
     site.refresh()
-    after = {(op, r.name) for op, rows in REGISTRY.snapshot().items() for r in rows}
-    assert after == names
+    assert plugins() == names
     assert toyop(*qkv) == ("good", 1.0)
 
 

@@ -36,6 +36,7 @@ def test_every_function_with_a_triton_path_and_a_row_is_meant_by_default():
 
 
 def test_every_function_with_a_triton_path_has_a_row():
+    """But the helpers of `fla.ops.utils`, each of them one small kernel."""
     import importlib
 
     from fla.backends.registry import REGISTRY
@@ -45,7 +46,7 @@ def test_every_function_with_a_triton_path_has_a_row():
         importlib.import_module(module)
     paths = {
         str(op) for key in REGISTRY.operations() for op in REGISTRY.ops(key)
-        if op.triton_path is not None and op.triton_path.where.startswith("fla.ops.")
+        if key != "utils" and op.triton_path is not None and op.triton_path.where.startswith("fla.ops.")
     }  # fmt: skip
     assert paths - {task.function for task in tasks()} == set()
 
