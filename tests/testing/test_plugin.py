@@ -160,7 +160,8 @@ def test_a_name_that_is_not_registered_fails_and_names_those_that_are(pytester, 
     added(Mine)
     result = run(pytester, "--fla-backend", "mein")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["no backend 'mein' is registered (registered: *mine*"])
+    # The adapter that core ships is registered where another test of this process has imported the convolutions.
+    result.stdout.re_match_lines([r"no backend 'mein' is registered \(registered: (causal_conv1d, )?mine[;,)].*"])
 
 
 def test_no_backend_named_and_no_function_left_fail(pytester, added):
