@@ -117,3 +117,22 @@ def test_wrong_arguments_are_named(kwargs: dict, match: str):
         RotaryEmbedding(7)
     with pytest.raises(ValueError, match="max_seqlen"):
         RotaryEmbedding(8)(torch.randn(1, 2, 1, 8), torch.randn(1, 2, 1, 8), seqlen_offset=torch.tensor([0]))
+
+
+def test_tables_reach_to_the_longer_of_queries_and_keys() -> None:
+    rotary = RotaryEmbedding(8)
+    q, k = torch.randn(1, 4, 1, 8), torch.randn(1, 7, 1, 8)
+    got = rotary(q, k)
+    assert torch.equal(got[0], RotaryEmbedding(8)(q, q)[0])
+    assert torch.equal(got[1], RotaryEmbedding(8)(k, k)[1])
+
+
+def test_tables_grow_with_offsets_that_can_be_read() -> None:
+    rotary = RotaryEmbedding(8)
+    x = torch.randn(2, 6, 1, 8)
+    want = rotary(x, x)[0]
+    rotary = RotaryEmbedding(8)
+    rotary(x[:, :4], x[:, :4])
+    step = torch.stack([x[0, 5:6], x[1, 2:3]])
+    got = rotary(step, step, torch.tensor([5, 2]))[0]
+    assert torch.allclose(got, torch.stack([want[0, 5:6], want[1, 2:3]]), atol=1e-6)

@@ -20,6 +20,11 @@ from fla.ops._common.checks import ArgumentError
 __all__ = ["RotaryEmbedding", "rotary_embedding", "rotary_embedding_fwdbwd", "rotary_embedding_ref", "rotate_half"]
 
 
+def _readable(x: Tensor) -> bool:
+    """Whether looking at the numbers of `x` waits for no device and breaks no trace."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 class RotaryEmbedding(nn.Module):
     """Rotary embedding of queries and keys, with tables that grow as positions do. It has no state.
 
@@ -125,7 +130,8 @@ class RotaryEmbedding(nn.Module):
             seqlen_offset: added to the positions, one int or int32 or int64 ``[N]``.
             cu_seqlens: boundaries ``[N + 1]`` of packed sequences.
             max_seqlen: length the tables must have at least; needed with a tensor of offsets while the tables are
-                empty. By default the longest sequence plus the offset.
+                empty, and on a device whenever such offsets reach beyond them (they are not read). By default the
+                longest sequence plus the offset.
             chunk_indices: ignored.
 
         Returns:
@@ -136,15 +142,18 @@ class RotaryEmbedding(nn.Module):
         """
         if max_seqlen is not None:
             length = max_seqlen
-        elif isinstance(seqlen_offset, Tensor):
-            if self._seq_len_cached == 0:
-                raise ArgumentError("`max_seqlen` must be given with a tensor `seqlen_offset`, got None.")
-            length = self._seq_len_cached
         else:
-            longest = q.shape[1]
-            if cu_seqlens is not None and cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
+            longest = max(q.shape[1], k.shape[1])
+            if cu_seqlens is not None and cu_seqlens.numel() > 1 and _readable(cu_seqlens):
                 longest = int(cu_seqlens.diff().max())
-            length = longest + seqlen_offset
+            if not isinstance(seqlen_offset, Tensor):
+                length = longest + seqlen_offset
+            elif self._seq_len_cached == 0:
+                raise ArgumentError("`max_seqlen` must be given with a tensor `seqlen_offset`, got None.")
+            elif seqlen_offset.numel() and _readable(seqlen_offset):
+                length = longest + int(seqlen_offset.max())
+            else:
+                length = self._seq_len_cached
         cos, sin, cos_k, sin_k = self._cached(length, q)
         if q.shape[:2] != k.shape[:2]:  # tokens of their own, as before a cache is joined
             rotated = rotary_embedding(q, cos, sin, self.interleaved, False, seqlen_offset, cu_seqlens)

@@ -96,7 +96,7 @@ class ChunkPlan:
         """``[B, T, ...]`` as zero-padded chunks ``[M, chunk, ...]``; differentiable."""
         rest = x.shape[2:]
         if self.index is not None and self.inverse is not None:
-            return _Gather.apply(x[0], self.index, self.inverse).view(-1, self.chunk, *rest)
+            return _Gather.apply(x[0], self.index, self.inverse).view(self.chunks, self.chunk, *rest)
         B, T = x.shape[:2]
         NT = len(self.steps)
         if (padding := NT * self.chunk - T) > 0:
@@ -105,9 +105,9 @@ class ChunkPlan:
 
     def unpack(self, y: Tensor) -> Tensor:
         """Chunks ``[M, chunk, ...]`` back to ``[B, T, ...]``; tokens of no sequence are zero; differentiable."""
-        rest = y.shape[2:]
         if self.index is not None and self.inverse is not None:
-            return _Gather.apply(y.reshape(-1, *rest), self.inverse, self.index).unsqueeze(0)
+            return _Gather.apply(y.flatten(0, 1), self.inverse, self.index).unsqueeze(0)
+        rest = y.shape[2:]
         B, NT = self.sequences, len(self.steps)
         y = y.reshape(NT, B, self.chunk, *rest).transpose(0, 1).reshape(B, NT * self.chunk, *rest)
         return y[:, : self.tokens].contiguous()

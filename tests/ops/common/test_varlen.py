@@ -108,3 +108,17 @@ def test_a_plan_made_in_inference_mode_serves_training() -> None:
     x = torch.randn(1, 33, 2, requires_grad=True)
     plan.pack(x).sum().backward()
     assert torch.equal(x.grad, torch.ones_like(x))
+
+
+def test_packed_calls_take_axes_of_no_length() -> None:
+    from fla.ops.gla import chunk_gla
+    from fla.ops.utils import chunk_local_cumsum, mean_pooling
+
+    cu = torch.tensor([0, 5, 33])
+    assert chunk_local_cumsum(torch.zeros(1, 33, 0), 16, cu_seqlens=cu).shape == (1, 33, 0)
+    assert mean_pooling(torch.zeros(1, 33, 0, 4), 16, cu).shape[2:] == (0, 4)
+    for H, K, V in ((2, 4, 0), (2, 0, 4), (0, 4, 4)):
+        q, v = torch.zeros(1, 33, H, K), torch.zeros(1, 33, H, V)
+        o, final = chunk_gla(q, q, v, q, 1.0, output_final_state=True, cu_seqlens=cu)
+        assert o.shape == v.shape
+        assert final.shape == (2, H, K, V)
