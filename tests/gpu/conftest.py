@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,13 @@ import pytest
 
 for folder in ("ops", "modules"):
     sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / folder))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With ``--dist loadgroup``, one worker takes the whole of a module whose tests share their cases."""
+    for item in items:
+        if "cases" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +35,8 @@ def cases(request: pytest.FixtureRequest) -> Callable[[str], dict[str, dict[str,
             for item in items
             if hasattr(item, "callspec") and "name" in item.callspec.params
         ]
-        return dict(side_by_side.run(script, names))
+        # Beside other workers, several modules run their cases at once.
+        share = 4 if "PYTEST_XDIST_WORKER" in os.environ else None
+        return dict(side_by_side.run(script, names, share))
 
     return run
