@@ -13,6 +13,7 @@ for folder in ("ops", "modules"):
     sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / folder))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With ``--dist loadgroup``, one worker takes the whole of a module whose tests share their cases."""
     for item in items:
