@@ -13,14 +13,6 @@ for folder in ("ops", "modules"):
     sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / folder))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With ``--dist loadgroup``, one worker takes the whole of a module whose tests share their cases."""
-    for item in items:
-        if "cases" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
-
-
 @pytest.fixture(scope="module")
 def cases(request: pytest.FixtureRequest) -> Callable[[str], dict[str, dict[str, Any]]]:
     """Results by name of those cases of a check script that the tests of this module ask for, run side by side."""
