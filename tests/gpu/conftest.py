@@ -29,7 +29,7 @@ def cases(request: pytest.FixtureRequest) -> Callable[[str], dict[str, dict[str,
             if hasattr(item, "callspec") and "name" in item.callspec.params
         ]
         # Beside other workers, several modules run their cases at once.
-        share = 4 if "PYTEST_XDIST_WORKER" in os.environ else None
+        share = 6 if "PYTEST_XDIST_WORKER" in os.environ else None
         return dict(side_by_side.run(script, names, share))
 
     return run
