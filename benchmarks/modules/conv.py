@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Check and time the short convolution on a GPU.
 
-`conv.py check [PART OF PARTS]`: every case against float64, forward and all gradients, three times over, bit for bit.
+`conv.py check [PART OF PARTS]`: every case against float64, forward and all gradients, four times over, bit for bit.
 `conv.py time`: whole calls of `fla.modules` (of whichever `fla` is on the path) beside the traffic floor.
 `conv.py variants`: the kernels by launch. `conv.py cold`: first calls, for an empty TRITON_CACHE_DIR.
 """
@@ -98,7 +98,7 @@ def check(name: str) -> list[str]:
     offsets = None if cu is None else torch.tensor(cu, device="cuda")
     first: dict[str, Tensor] | None = None
     bad = []
-    for _ in range(3):
+    for _ in range(4):
         y, s = causal_conv1d(
             **(leaves := _leaves(a)),
             output_final_state=final, activation="silu" if silu else None, cu_seqlens=offsets,

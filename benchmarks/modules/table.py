@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: MIT
 """The eight modules of the speed table beside fla-core and Liger-Kernel on one GPU, in one run.
 
-`table.py [--peer DIR] [--liger DIR] [CASE ...]` prints the table; DIR is where that package is installed, apart from this
-one (`pip install --target DIR --no-deps ...`). Each library runs in a process of its own, on the same inputs.
+`table.py [--peer DIR] [--liger DIR] [CASE ...]` prints the table; DIR is where that package is installed, apart from
+this one (`pip install --target DIR --no-deps ...`). Each library runs in a process of its own, on the same inputs.
 `table.py --compile ...` runs every case once, one process each, so that the compilers' caches are full afterwards.
 
-Times are medians of CUDA events around whole calls, autograd included, the L2 cache flushed between calls: forward under
-`no_grad`, and forward with backward from all outputs. "kernels" has launches hidden behind a waiting kernel. Parameters
-keep their gradients between calls, inputs do not. Every case is compared with PyTorch in float32 or float64 first.
+Times are medians of CUDA events around whole calls, autograd included, the L2 cache flushed between calls: forward
+under `no_grad`, and forward with backward from all outputs. "kernels" has launches hidden behind a waiting kernel.
+Parameters keep their gradients between calls, inputs do not. Every case is first compared with PyTorch in float32 or
+float64.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fla.modules._dtype import autocast_dtype
 from fla.modules._norm.engine import NormCall, norm_backward, norm_forward
+from fla.modules._written import written
 from fla.ops._common.launch import on_device
 from fla.ops._common.single import once
 
@@ -36,6 +37,40 @@ def _stream_dtype(x: Tensor, res: Tensor | None, prenorm: bool, in_fp32: bool) -
     return torch.float32 if in_fp32 and x.dtype != torch.float32 else None
 
 
+def _forward_body(
+    x: Tensor, w: Tensor | None, b: Tensor | None, res: Tensor | None, g: Tensor | None, call: NormCall,
+    stream_dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    return norm_forward(call, x, w, b, res, g, stream_dtype)[:2]
+
+
+def _forward(
+    x: Tensor, w: Tensor | None, b: Tensor | None, res: Tensor | None, g: Tensor | None, call: NormCall,
+    stream_dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """The result and the residual stream of contiguous tensors."""
+    found: tuple[Tensor, Tensor | None] = written(
+        ("norm", x.shape, call, stream_dtype), _forward_body, (x, w, b, res, g), call, stream_dtype
+    )
+    return found
+
+
+def _backward_body(
+    dy: Tensor, ds: Tensor | None, s: Tensor, w: Tensor | None, b: Tensor | None, g: Tensor | None, call: NormCall,
+    x_dtype: torch.dtype, res_dtype: torch.dtype | None, need_w: bool, need_b: bool, again: bool,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    return norm_backward(call, dy, ds, s, w, b, g, x_dtype, res_dtype, need_w, need_b, again)
+
+
+def _backward(
+    dy: Tensor, ds: Tensor | None, s: Tensor, w: Tensor | None, b: Tensor | None, g: Tensor | None, *static: Any
+) -> tuple[Tensor | None, ...]:
+    """``(dx, dresidual, dg, dw, db, y)``; ``static`` as in `_backward_body`."""
+    key = ("norm backward", s.shape, None if g is None else g.shape, *static)
+    found: tuple[Tensor | None, ...] = written(key, _backward_body, (dy, ds, s, w, b, g), *static)
+    return found
+
+
 class Norm(torch.autograd.Function):
     """``(y, stream)``, or ``y`` where no stream is returned; see `norm`."""
 
@@ -45,12 +80,12 @@ class Norm(torch.autograd.Function):
         stream_dtype: torch.dtype | None,
     ) -> Any:  # fmt: skip
         if res is None:
-            y, stream, _, _ = norm_forward(call, x, w, b, None, g, stream_dtype)
+            y, stream = _forward(x, w, b, None, g, call, stream_dtype)
             ctx.save_for_backward(x, w, b, g)
             ctx.res_dtype = None
         else:
             # The rounded stream stands in for the sum: it is alive anyway wherever there is a next layer.
-            y, stream, _, _ = norm_forward(call, x, w, b, res, g, res.dtype)
+            y, stream = _forward(x, w, b, res, g, call, res.dtype)
             ctx.save_for_backward(stream, w, b, g)
             ctx.res_dtype = res.dtype
         ctx.call, ctx.x_dtype = call, x.dtype
@@ -69,9 +104,9 @@ class Norm(torch.autograd.Function):
             dy = torch.zeros_like(s, dtype=ctx.call.out_dtype or ctx.x_dtype)
         _, need_w, need_b, need_res, *_ = ctx.needs_input_grad
         with on_device(s):
-            dx, dres, dg, dw, db, _ = norm_backward(
-                ctx.call, dy.contiguous(), _c(ds), s, w, b, g, ctx.x_dtype, ctx.res_dtype if need_res else None,
-                need_w, need_b,
+            dx, dres, dg, dw, db, _ = _backward(
+                dy.contiguous(), _c(ds), s, w, b, g, ctx.call, ctx.x_dtype, ctx.res_dtype if need_res else None,
+                need_w, need_b, False,
             )  # fmt: skip
         return dx, dw, db, dres, dg, None, None
 
@@ -89,7 +124,7 @@ def norm(
             if stream_dtype is not None:
                 return out
         else:
-            out, stream, _, _ = norm_forward(call, x, w, b, res, g, stream_dtype)
+            out, stream = _forward(x, w, b, res, g, call, stream_dtype)
             if stream is not None:
                 return out, stream
     return (out, x) if prenorm else out
@@ -103,7 +138,7 @@ class NormLinear(torch.autograd.Function):
         ctx: Any, x: Tensor, w: Tensor | None, b: Tensor | None, res: Tensor | None, g: Tensor | None,
         weight: Tensor, bias: Tensor | None, call: NormCall, stream_dtype: torch.dtype | None, dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        y, stream, _, _ = norm_forward(call, x, w, b, res, g, stream_dtype if res is None else res.dtype)
+        y, stream = _forward(x, w, b, res, g, call, stream_dtype if res is None else res.dtype)
         ctx.save_for_backward(x if res is None else stream, w, b, g, weight)
         ctx.call, ctx.x_dtype, ctx.dtype = call, x.dtype, dtype
         ctx.res_dtype = None if res is None else res.dtype
@@ -124,9 +159,9 @@ class NormLinear(torch.autograd.Function):
             dout = s.new_zeros(*s.shape[:-1], weight.shape[0], dtype=ctx.dtype)
         with on_device(s), torch.autocast(s.device.type, enabled=False):
             dy = (dout @ weight.to(ctx.dtype)).to(ctx.x_dtype)
-            dx, dres, dg, dw, db, y = norm_backward(
-                ctx.call, dy, _c(ds), s, w, b, g, ctx.x_dtype, ctx.res_dtype if needs[3] else None, needs[1],
-                needs[2], again=needs[5],
+            dx, dres, dg, dw, db, y = _backward(
+                dy, _c(ds), s, w, b, g, ctx.call, ctx.x_dtype, ctx.res_dtype if needs[3] else None, needs[1],
+                needs[2], needs[5],
             )  # fmt: skip
             d_weight = d_bias = None
             flat = dout.reshape(-1, dout.shape[-1])

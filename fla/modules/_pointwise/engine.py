@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fla.modules._dtype import autocast_dtype
 from fla.modules._pointwise.kernels import pointwise_bwd_kernel, pointwise_fwd_kernel
+from fla.modules._written import written
 from fla.ops._common.launch import Fixed, Launcher, on_device
 from fla.ops._common.single import once
 
@@ -96,6 +97,26 @@ def pointwise_backward(
     return dx, dy, z
 
 
+def _forward_body(x: Tensor, y: Tensor | None, op: int, param: float) -> tuple[Tensor]:
+    return (pointwise_forward(op, x, y, param),)
+
+
+def _run_forward(op: int, x: Tensor, y: Tensor | None, param: float) -> Tensor:
+    key = ("pointwise", x.shape, x.stride(), None if y is None else y.stride(), op, param)
+    found: Tensor = written(key, _forward_body, (x, y), op, param)[0]
+    return found
+
+
+def _backward_body(x: Tensor, y: Tensor | None, dz: Tensor, op: int, param: float) -> tuple[Tensor, Tensor | None]:
+    return pointwise_backward(op, x, y, dz, param)[:2]
+
+
+def _run_backward(op: int, x: Tensor, y: Tensor | None, dz: Tensor, param: float) -> tuple[Tensor, Tensor | None]:
+    key = ("pointwise backward", x.shape, x.stride(), None if y is None else y.stride(), dz.stride(), op, param)
+    found: tuple[Tensor, Tensor | None] = written(key, _backward_body, (x, y, dz), op, param)
+    return found
+
+
 class Pointwise(torch.autograd.Function):
     """``f(x)`` or ``f(x) * y``; keeps its inputs."""
 
@@ -103,14 +124,14 @@ class Pointwise(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, y: Tensor | None, op: int, param: float) -> Tensor:
         ctx.save_for_backward(x, y)
         ctx.op, ctx.param = op, param
-        return pointwise_forward(op, x, y, param)
+        return _run_forward(op, x, y, param)
 
     @staticmethod
     @once
     def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
         x, y = ctx.saved_tensors
         with on_device(x):
-            dx, dy, _ = pointwise_backward(ctx.op, x, y, dz, ctx.param)
+            dx, dy = _run_backward(ctx.op, x, y, dz, ctx.param)
         return dx, dy, None, None
 
 
@@ -151,7 +172,7 @@ def pointwise(op: int, x: Tensor, y: Tensor | None = None, param: float = 1.0) -
     with on_device(x):
         if torch.is_grad_enabled() and (x.requires_grad or (y is not None and y.requires_grad)):
             return Pointwise.apply(x, y, op, param)
-        return pointwise_forward(op, x, y, param)
+        return _run_forward(op, x, y, param)
 
 
 def pointwise_linear(op: int, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, param: float = 1.0) -> Tensor:

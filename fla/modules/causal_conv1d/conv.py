@@ -59,16 +59,18 @@ def _activate(p: Tensor, activation: str | None) -> Tensor:
     return p if activation is None else F.silu(p)
 
 
-def _check_parameters(x: Tensor, weight: Tensor | None, bias: Tensor | None, activation: str | None, D: int) -> Tensor:
+def _check_parameters(x: Tensor, weight: Tensor | None, bias: Tensor | None, activation: str | None, D: int) -> int:
+    """The number of taps."""
     if weight is None:
         raise ArgumentError("`weight` [D, W] must be given, got None.")
-    if weight.dim() != 2 or weight.shape[0] != D or weight.shape[1] < 1:
-        raise ArgumentError(f"`weight` must have shape [D, W] with D = {D}, got {list(weight.shape)}.")
+    size = weight.shape
+    if not (len(size) == 2 or (len(size) == 3 and size[1] == 1)) or size[0] != D or size[-1] < 1:
+        raise ArgumentError(f"`weight` must have shape [D, W] or [D, 1, W] with D = {D}, got {list(size)}.")
     if bias is not None and bias.shape != (D,):
         raise ArgumentError(f"`bias` must have shape [D] with D = {D}, got {list(bias.shape)}.")
     if activation not in _ACTIVATIONS:
         raise ArgumentError(f"`activation` must be None, 'silu' or 'swish', got {activation!r}.")
-    return weight
+    return size[-1]
 
 
 def check_conv(
@@ -89,7 +91,7 @@ def check_conv(
     check_floating(x=x, weight=weight, bias=bias, residual=residual, initial_state=initial_state)
     check_same_device(x=x, weight=weight, bias=bias, residual=residual, initial_state=initial_state)
     B, T, D = x.shape[0], x.shape[1], x.shape[2:].numel()
-    W = _check_parameters(x, weight, bias, activation, D).shape[1]
+    W = _check_parameters(x, weight, bias, activation, D)
     if residual is not None and residual.shape != x.shape:
         raise ArgumentError(f"`residual` must have the shape of `x`, {list(x.shape)}, got {list(residual.shape)}.")
     if backend not in ("triton", "cuda", "mix"):
@@ -113,8 +115,8 @@ def check_conv(
 def covers_conv(x: Tensor, weight: Tensor) -> tuple[bool, str | None]:
     if x.dtype == torch.float64:
         return False, "the Triton kernels compute in float32, float64 runs in PyTorch"
-    if weight.shape[1] > MAX_TAPS:
-        return False, f"the Triton kernels take up to {MAX_TAPS} taps, got {weight.shape[1]}"
+    if weight.shape[-1] > MAX_TAPS:
+        return False, f"the Triton kernels take up to {MAX_TAPS} taps, got {weight.shape[-1]}"
     return True, None
 
 
@@ -122,7 +124,7 @@ def _conv_outputs(
     x: Tensor, weight: Tensor, cu_seqlens: Tensor | None, output_final_state: bool
 ) -> tuple[Tensor, Tensor | None]:
     N = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    return x.new_empty(x.shape), x.new_empty(N, *weight.shape) if output_final_state else None
+    return x.new_empty(x.shape), x.new_empty(N, weight.shape[0], weight.shape[-1]) if output_final_state else None
 
 
 @dispatch(
@@ -153,7 +155,7 @@ def causal_conv1d(
 
     Args:
         x: ``[B, T, D]``, or ``[B, T, ...]`` whose trailing axes hold `D` channels. Any strides.
-        weight: ``[D, W]``, newest input last.
+        weight: ``[D, W]``, newest input last, or ``[D, 1, W]`` as ``nn.Conv1d`` has it.
         bias: ``[D]``.
         residual: like ``x``; added after the activation.
         initial_state: ``[N, D, W]``, the last `W` inputs before the first token; zeros when None. Not changed.
@@ -175,6 +177,7 @@ def causal_conv1d(
         NotImplementedError: ``cp_context`` or ``seq_idx``.
     """
     assert weight is not None
+    weight = weight.flatten(1)
     shape, (D, W) = x.shape, weight.shape
     rows = x.flatten(2)
     B, T = rows.shape[:2]
@@ -220,7 +223,7 @@ def _check_update(
         raise ArgumentError(
             f"`x` must have shape [N, D], [N, 1, D] or [1, N, D] with N = {N} from `cache`, got {list(x.shape)}."
         )
-    W = _check_parameters(x, weight, bias, activation, D).shape[1]
+    W = _check_parameters(x, weight, bias, activation, D)
     check_floating(x=x, cache=cache, residual=residual, weight=weight, bias=bias)
     check_same_device(x=x, cache=cache, residual=residual, weight=weight, bias=bias)
     if cache.shape != (N, D, W):
@@ -252,7 +255,7 @@ def causal_conv1d_update(
         x: ``[N, D]``, ``[N, 1, D]`` or ``[1, N, D]``. Any strides.
         cache: ``[N, D, W]``, the last `W` inputs; any float dtype.
         residual: like ``x``; added after the activation.
-        weight: ``[D, W]``.
+        weight: ``[D, W]`` or ``[D, 1, W]``.
         bias: ``[D]``.
         activation: None, ``"silu"`` or ``"swish"``.
 
@@ -266,7 +269,7 @@ def causal_conv1d_update(
     with torch.no_grad():
         N, D, _ = cache.shape
         cache.copy_(torch.cat([cache[:, :, 1:], x.reshape(N, D, 1).to(cache.dtype)], -1))
-        p = (upcast(cache) * upcast(weight)).sum(-1)
+        p = (upcast(cache) * upcast(weight.flatten(1))).sum(-1)
         y = _activate(p if bias is None else p + bias.to(p.dtype), activation).view(x.shape)
         if residual is not None:
             y = y + residual.to(y.dtype)

@@ -8,8 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fla.modules._written import written
 from fla.modules.causal_conv1d import launch
+from fla.ops._common.launch import on_device
 from fla.ops._common.single import once
+
+
+def _forward_body(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, state: Tensor | None,
+    cu_seqlens: Tensor | None, silu: bool, final: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    call = launch.Call.make(x, weight.shape[-1], cu_seqlens)
+    y = launch.conv_fwd(call, x, weight, bias, residual, state, silu)
+    return y, launch.conv_final(call, x, state) if final else None
 
 
 def forward(
@@ -18,11 +29,27 @@ def forward(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """``y`` like ``x`` and the final state; no autograd."""
     rows = launch.rows_of(x)
-    call = launch.Call.make(rows, weight.shape[1], cu_seqlens)
     weight, bias, state = weight.contiguous(), _contiguous(bias), _contiguous(state)
     added = None if residual is None else launch.rows_of(residual)
-    y = launch.conv_fwd(call, rows, weight, bias, added, state, activation is not None)
-    return y if y.dim() == x.dim() else y.view(x.shape), launch.conv_final(call, rows, state) if final else None
+    silu = activation is not None
+    inputs = (rows, weight, bias, added, state, cu_seqlens)
+    key = ("conv", *_sizes(rows, added), weight.shape[-1], _length(cu_seqlens), silu, final)
+    with on_device(x):
+        y, last = written(key, _forward_body, inputs, silu, final)
+    return y if y.dim() == x.dim() else y.view(x.shape), last
+
+
+def _backward_body(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, dy: Tensor, dfinal: Tensor | None,
+    cu_seqlens: Tensor | None, silu: bool, need_x: bool, need_w: bool, need_state: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    call = launch.Call.make(x, weight.shape[-1], cu_seqlens, backward=True)
+    dx = dw = db = dstate = None
+    if need_x or need_w:
+        dx, dw, db = launch.conv_bwd(call, x, weight, bias, state, dy, dfinal, silu, need_x, need_w)
+    if need_state and state is not None:
+        dstate = launch.conv_state_grad(call, x, weight, bias, state, dy, dfinal, silu)
+    return dx, dw, db, dstate
 
 
 def backward(
@@ -31,21 +58,26 @@ def backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Gradients of ``x``, ``weight``, ``bias`` and the initial state, where needed."""
     rows = launch.rows_of(x)
-    call = launch.Call.make(rows, weight.shape[1], cu_seqlens, backward=True)
     weight, bias, state = weight.contiguous(), _contiguous(bias), _contiguous(state)
     dfinal = _contiguous(dfinal)
     dy = torch.zeros_like(rows) if dy is None else launch.rows_of(dy)
-    silu = activation is not None
-    dx = dw = db = dstate = None
-    if needs[0] or needs[1] or needs[2]:
-        dx, dw, db = launch.conv_bwd(
-            call, rows, weight, bias, state, dy, dfinal, silu, needs[0], needs[1] or needs[2]
+    static = activation is not None, needs[0], needs[1] or needs[2], needs[3]
+    key = ("conv backward", *_sizes(rows, dy), weight.shape, _length(cu_seqlens), *static)
+    with on_device(x):
+        dx, dw, db, dstate = written(
+            key, _backward_body, (rows, weight, bias, state, dy, dfinal, cu_seqlens), *static
         )  # fmt: skip
-    if needs[3] and state is not None:
-        dstate = launch.conv_state_grad(call, rows, weight, bias, state, dy, dfinal, silu)
     if dx is not None and dx.dim() != x.dim():
         dx = dx.view(x.shape)
     return dx, dw if needs[1] else None, db if needs[2] else None, dstate
+
+
+def _sizes(x: Tensor, y: Tensor | None) -> tuple[Any, ...]:
+    return x.shape, x.stride(), None if y is None else y.stride()
+
+
+def _length(cu_seqlens: Tensor | None) -> int | None:
+    return None if cu_seqlens is None else cu_seqlens.shape[0]
 
 
 def _contiguous(x: Tensor | None) -> Tensor | None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""How the convolution kernels are launched. Arguments have been checked; shapes as in :mod:`.conv`."""
+"""How the convolution kernels are launched, on the current device. Arguments have been checked; shapes as in
+:mod:`.conv`."""
 
 from __future__ import annotations
 
@@ -126,14 +127,13 @@ def conv_fwd(
     run = _fwd_launch(
         call.W, v, p, silu, bias is not None, residual is not None, state is not None, varlen
     )  # fmt: skip
-    with on_device(x):
-        run(
-            t.chunks * call.strips,
-            (x, weight, x if bias is None else bias, res, x if state is None else state, y,
-             x if t.rows is None else t.rows, x if t.cu is None else t.cu, call.T, t.per_sequence, p.rows,
-             call.D // v, xb // v, xt // v, rb // v, rt // v),
-            (x, weight, bias, residual, state, t.cu),
-        )  # fmt: skip
+    run(
+        t.chunks * call.strips,
+        (x, weight, x if bias is None else bias, res, x if state is None else state, y,
+         x if t.rows is None else t.rows, x if t.cu is None else t.cu, call.T, t.per_sequence, p.rows,
+         call.D // v, xb // v, xt // v, rb // v, rt // v),
+        (x, weight, bias, residual, state, t.cu),
+    )  # fmt: skip
     return y
 
 
@@ -141,7 +141,7 @@ def conv_bwd(
     call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, dy: Tensor,
     dfinal: Tensor | None, silu: bool, need_x: bool, need_w: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """``dx``, ``dweight`` and ``dbias``."""
+    """``dx``, ``dweight`` and ``dbias``; ``weight`` ``[D, W]`` or ``[D, 1, W]``."""
     t, p, D, W = call.table, call.plan, call.D, call.W
     dx = call.empty(x) if need_x else None
     part = torch.empty(t.chunks, W + 1, D, dtype=torch.float32, device=x.device) if need_w else None
@@ -150,21 +150,20 @@ def conv_bwd(
     run = _bwd_launch(
         W, v, p, silu, bias is not None, state is not None, dfinal is not None, need_x, need_w, t.cu is not None
     )  # fmt: skip
-    with on_device(x):
-        run(
-            t.chunks * call.strips,
-            (x, weight, x if bias is None else bias, x if state is None else state, dy,
-             x if dfinal is None else dfinal, x if dx is None else dx, x if part is None else part,
-             x if t.rows is None else t.rows, x if t.cu is None else t.cu, call.T, t.per_sequence, p.rows,
-             D // v, xb // v, xt // v, yb // v, yt // v),
-            (x, weight, bias, state, dy, dfinal, t.cu),
-        )  # fmt: skip
-        if part is None:
-            return dx, None, None
-        dw = torch.empty_like(weight)
-        db = None if bias is None else torch.empty_like(bias)
-        total, grid = _weight_launch(W, D, db is not None)
-        total(grid, (part, dw, dw if db is None else db, t.chunks, D), (part, dw, db))
+    run(
+        t.chunks * call.strips,
+        (x, weight, x if bias is None else bias, x if state is None else state, dy,
+         x if dfinal is None else dfinal, x if dx is None else dx, x if part is None else part,
+         x if t.rows is None else t.rows, x if t.cu is None else t.cu, call.T, t.per_sequence, p.rows,
+         D // v, xb // v, xt // v, yb // v, yt // v),
+        (x, weight, bias, state, dy, dfinal, t.cu),
+    )  # fmt: skip
+    if part is None:
+        return dx, None, None
+    dw = torch.empty_like(weight)
+    db = None if bias is None else torch.empty_like(bias)
+    total, grid = _weight_launch(W, D, db is not None)
+    total(grid, (part, dw, dw if db is None else db, t.chunks, D), (part, dw, db))
     return dx, dw, db
 
 
@@ -173,14 +172,13 @@ def conv_final(call: Call, x: Tensor, state: Tensor | None) -> Tensor:
     t, D = call.table, call.D
     final = torch.empty(t.sequences, D, call.W, dtype=x.dtype, device=x.device)
     block = min(256, pow2(D))
-    with on_device(x):
-        _final(
-            t.sequences * -(-D // block),
-            (x, x if state is None else state, final, x if t.cu is None else t.cu, call.T, D, x.stride(0), x.stride(1)),
-            {"W": call.W, "BD": block, "HAS_STATE": state is not None, "VARLEN": t.varlen},
-            {"num_warps": 2},
-            (x, state, t.cu),
-        )
+    _final(
+        t.sequences * -(-D // block),
+        (x, x if state is None else state, final, x if t.cu is None else t.cu, call.T, D, x.stride(0), x.stride(1)),
+        {"W": call.W, "BD": block, "HAS_STATE": state is not None, "VARLEN": t.varlen},
+        {"num_warps": 2},
+        (x, state, t.cu),
+    )
     return final
 
 
@@ -192,16 +190,15 @@ def conv_state_grad(
     t, D = call.table, call.D
     dstate = torch.empty_like(state)
     block = min(256, pow2(D))
-    with on_device(x):
-        _state(
-            t.sequences * -(-D // block),
-            (x, weight, x if bias is None else bias, state, dy, x if dfinal is None else dfinal, dstate,
-             x if t.cu is None else t.cu, call.T, D, x.stride(0), x.stride(1), dy.stride(0), dy.stride(1)),
-            {"W": call.W, "BD": block, "SILU": silu, "HAS_BIAS": bias is not None, "HAS_DFINAL": dfinal is not None,
-             "VARLEN": t.varlen},
-            {"num_warps": 2},
-            (x, weight, bias, state, dy, dfinal, t.cu),
-        )  # fmt: skip
+    _state(
+        t.sequences * -(-D // block),
+        (x, weight, x if bias is None else bias, state, dy, x if dfinal is None else dfinal, dstate,
+         x if t.cu is None else t.cu, call.T, D, x.stride(0), x.stride(1), dy.stride(0), dy.stride(1)),
+        {"W": call.W, "BD": block, "SILU": silu, "HAS_BIAS": bias is not None, "HAS_DFINAL": dfinal is not None,
+         "VARLEN": t.varlen},
+        {"num_warps": 2},
+        (x, weight, bias, state, dy, dfinal, t.cu),
+    )  # fmt: skip
     return dstate
 
 

@@ -40,7 +40,7 @@ class CausalConv1d(BaseBackend):
         assert weight is not None
         if backend != "cuda":
             return False, f"the call asks for backend={backend!r}"
-        D, W = weight.shape
+        D, W = weight.shape[0], weight.shape[-1]
         if not 2 <= W <= 4:
             return False, f"it has 2 to 4 taps, got {W}"
         if D % 8:
@@ -81,7 +81,7 @@ class CausalConv1d(BaseBackend):
             seq_idx = torch.searchsorted(ends, token, right=True).to(torch.int32)[None]
         y = causal_conv1d_fn(
             rows.transpose(1, 2),
-            weight.to(x.dtype),
+            weight.flatten(1).to(x.dtype),
             None if bias is None else bias.to(x.dtype),
             seq_idx=seq_idx,
             initial_states=past,
@@ -93,7 +93,7 @@ class CausalConv1d(BaseBackend):
         if not output_final_state:
             return y, None
         # By our own gather, which carries gradients and knows packed sequences.
-        return y, causal_conv1d_update_states(rows, weight.shape[1], initial_state, cu_seqlens)
+        return y, causal_conv1d_update_states(rows, weight.shape[-1], initial_state, cu_seqlens)
 
 
 @hookimpl

@@ -50,8 +50,9 @@ def _check_bwd(
         raise ArgumentError(f"`dy` must have the shape of `x`, {list(x.shape)}, got {list(dy.shape)}.")
     assert weight is not None
     N = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
-    if dht is not None and dht.shape != (N, *weight.shape):
-        raise ArgumentError(f"`dht` must have shape [N, D, W] = {[N, *weight.shape]}, got {list(dht.shape)}.")
+    state = (N, weight.shape[0], weight.shape[-1])
+    if dht is not None and dht.shape != state:
+        raise ArgumentError(f"`dht` must have shape [N, D, W] = {list(state)}, got {list(dht.shape)}.")
 
 
 @dispatch(

@@ -117,7 +117,7 @@ class ShortConvolution(nn.Conv1d):
             return self.step(x, residual, cache, output_final_state, cu_seqlens)
         return causal_conv1d(
             x,
-            self.weight.squeeze(1),
+            self.weight,
             self.bias,
             residual=residual,
             initial_state=cache,
@@ -154,5 +154,5 @@ class ShortConvolution(nn.Conv1d):
         N = x.shape[0] * x.shape[1]
         if cache is None:
             cache = x.new_zeros(N, self.hidden_size, self.kernel_size[0])
-        y, cache = causal_conv1d_update(x, cache, residual, self.weight.squeeze(1), self.bias, self.activation)
+        y, cache = causal_conv1d_update(x, cache, residual, self.weight, self.bias, self.activation)
         return y, cache if output_final_state else None

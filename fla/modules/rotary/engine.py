@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fla.modules._written import written
 from fla.modules.rotary.kernels import rotary_kernel
 from fla.ops._common.launch import Fixed, Launcher, on_device
 from fla.ops._common.policy import pow2
@@ -106,6 +107,31 @@ def rotate(
     return y, y2
 
 
+def _body(
+    x: Tensor, x2: Tensor | None, cos: Tensor, sin: Tensor, cos2: Tensor | None, sin2: Tensor | None,
+    offsets: Tensor | None, cu_seqlens: Tensor | None, interleaved: bool, conjugate: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    where = 0 if offsets is None else offsets
+    return rotate(x, cos, sin, where, cu_seqlens, interleaved, False, conjugate, x2, cos2, sin2)
+
+
+def _turned(
+    x: Tensor, cos: Tensor, sin: Tensor, offsets: int | Tensor, cu_seqlens: Tensor | None, interleaved: bool,
+    conjugate: bool, x2: Tensor | None = None, cos2: Tensor | None = None, sin2: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """`rotate` into new tensors, written out unless an offset on the host makes every call another one."""
+    tensor = offsets if isinstance(offsets, Tensor) else None
+    if tensor is None and offsets:
+        return rotate(x, cos, sin, offsets, cu_seqlens, interleaved, False, conjugate, x2, cos2, sin2)
+    key = (
+        "rotary", x.shape, x.stride(), cos.shape, interleaved, conjugate,
+        *(() if x2 is None else (x2.shape, x2.stride())), None if cu_seqlens is None else cu_seqlens.shape,
+    )  # fmt: skip
+    inputs = (x, x2, cos, sin, cos2, sin2, tensor, cu_seqlens)
+    found: tuple[Tensor, Tensor | None] = written(key, _body, inputs, interleaved, conjugate)
+    return found
+
+
 class Rotary(torch.autograd.Function):
     """The rotation of ``x``, and of ``x2`` if given; its gradient is the rotation back. Keeps the tables only."""
 
@@ -122,9 +148,11 @@ class Rotary(torch.autograd.Function):
         cos, sin, cos2, sin2 = tables
         assert cos is not None
         assert sin is not None
-        y, y2 = rotate(x, cos, sin, offsets, cu_seqlens, interleaved, inplace, conjugate, x2, cos2, sin2)
         if inplace:
+            y, y2 = rotate(x, cos, sin, offsets, cu_seqlens, interleaved, True, conjugate)
             ctx.mark_dirty(x)
+        else:
+            y, y2 = _turned(x, cos, sin, offsets, cu_seqlens, interleaved, conjugate, x2, cos2, sin2)
         if x2 is None:
             return y
         ctx.set_materialize_grads(False)
@@ -142,15 +170,15 @@ class Rotary(torch.autograd.Function):
             if cos2 is not None:
                 cos, sin = cos2, sin2
             with on_device(dy2):
-                alone, _ = rotate(dy2, cos, sin, offsets, cu_seqlens, interleaved, False, not conjugate)
+                alone, _ = _turned(dy2, cos, sin, offsets, cu_seqlens, interleaved, not conjugate)
             return None, alone, None, None, None, None, None, None
         # In place, rows at negative positions have passed through, and so has their gradient: a copy in place too.
-        dy = dy.clone() if inplace else dy
         with on_device(dy):
-            dx, dx2 = rotate(
-                dy, cos, sin, offsets, cu_seqlens, interleaved, inplace, not conjugate, dy2,
-                None if dy2 is None else cos2, None if dy2 is None else sin2,
-            )  # fmt: skip
+            if inplace:
+                dx, dx2 = rotate(dy.clone(), cos, sin, offsets, cu_seqlens, interleaved, True, not conjugate)
+            else:
+                both = (None, None) if dy2 is None else (cos2, sin2)
+                dx, dx2 = _turned(dy, cos, sin, offsets, cu_seqlens, interleaved, not conjugate, dy2, *both)
         return dx, dx2, None, None, None, None, None, None
 
 
@@ -163,7 +191,9 @@ def rotary_embedding_fwdbwd(
         if torch.is_grad_enabled() and x.requires_grad:
             tables = cos, sin, None, None
             return Rotary.apply(x, None, tables, seqlen_offsets, cu_seqlens, interleaved, inplace, conjugate)
-        return rotate(x, cos, sin, seqlen_offsets, cu_seqlens, interleaved, inplace, conjugate)[0]
+        if inplace:
+            return rotate(x, cos, sin, seqlen_offsets, cu_seqlens, interleaved, True, conjugate)[0]
+        return _turned(x, cos, sin, seqlen_offsets, cu_seqlens, interleaved, conjugate)[0]
 
 
 def rotary_embedding(
@@ -181,8 +211,6 @@ def rotary_pair(
     with on_device(q):
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
             return Rotary.apply(q, k, tables, seqlen_offsets, cu_seqlens, interleaved, False, False)
-        y, y2 = rotate(
-            q, cos, sin, seqlen_offsets, cu_seqlens, interleaved, False, False, k, tables[2], tables[3]
-        )  # fmt: skip
+        y, y2 = _turned(q, cos, sin, seqlen_offsets, cu_seqlens, interleaved, False, k, tables[2], tables[3])
     assert y2 is not None
     return y, y2
