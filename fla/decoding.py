@@ -13,7 +13,7 @@ from fla.models.cache_layer import State, map_tensors
 from fla.models.cache_utils import Cache, FLACache
 from fla.modules.rotary import RotaryEmbedding
 
-__all__ = ["StaticDecode"]
+__all__ = ["InPlaceCache", "StaticDecode"]
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -104,6 +104,11 @@ class StaticDecode:
         for state, old in zip(kept, saved, strict=True):
             state.copy_(old)
 
+    @property
+    def room(self) -> bool:
+        """Whether there is a position for another token."""
+        return not self._bounded or self._seen < self._position.limit
+
     @torch.no_grad()
     def step(self, tokens: Tensor) -> Tensor:
         """Logits ``[B, V]`` after one more token of each sequence.
@@ -116,7 +121,7 @@ class StaticDecode:
         Raises:
             ValueError: no position is left.
         """
-        if self._bounded and self._seen >= self._position.limit:
+        if not self.room:
             raise ValueError(f"`max_length` = {self._position.limit} positions are taken.")
         self.tokens.copy_(tokens.view(-1, 1))
         if self.graph is None:
@@ -126,10 +131,60 @@ class StaticDecode:
         self._seen += 1
         return self.logits
 
+    def reorder(self, rows: Tensor) -> None:
+        """Go on with the sequences ``rows`` ``[B]``, as beam search does."""
+        position = self._position
+        kept = [*_tensors(self._entries), position.offsets, *([] if position.valid is None else [position.valid])]
+        for t in kept:
+            t.copy_(t.index_select(0, rows.to(t.device)))
+
     def cache(self) -> Cache:
         """The states as a cache of its own, to go on in another way."""
         entries = tuple(_growing(entry, self._seen) for entry in self._entries)
         return Cache.from_legacy_cache(entries, self._seen)
+
+
+class InPlaceCache(Cache):
+    """A cache with which a language model takes single tokens through :class:`StaticDecode`.
+
+    ``generate(cache_implementation="static")`` makes one. It is for inference in evaluation mode; tokens after the
+    prompt are never padding.
+    """
+
+    _steps: StaticDecode | None = None
+
+    def get_seq_length(self, layer_idx: int | None = 0, cache_position: Any = None) -> int:
+        """See :meth:`FLACache.get_seq_length`."""
+        return super().get_seq_length(layer_idx) if self._steps is None else self._steps._seen
+
+    def step(self, model: Any, tokens: Any, attention_mask: Tensor | None) -> Tensor | None:
+        """Logits ``[B, 1, V]`` after ``tokens`` ``[B, 1]``; None where the model has to run as usual."""
+        usual = tokens is None or tokens.shape[1] != 1 or torch.is_grad_enabled() or model.training
+        if usual or (self._steps is not None and self._steps.model is not model):
+            self.leave()
+            return None
+        if self._steps is None or not self._steps.room:
+            seen = self.get_seq_length()
+            if not seen:
+                return None
+            mask = None if attention_mask is None else attention_mask[:, :seen]
+            self.leave()
+            longer = max(getattr(model.config, "max_position_embeddings", 0), 2 * seen, seen + 1024)
+            self._steps = StaticDecode(model, self, attention_mask=mask, max_length=longer)
+        return self._steps.step(tokens)[:, None]
+
+    def leave(self) -> None:
+        """Take the states back, and free the graph."""
+        if self._steps is not None:
+            cache, self._steps = self._steps.cache(), None
+            self.layers = cache.layers
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """See :meth:`FLACache.reorder_cache`."""
+        if self._steps is None:
+            super().reorder_cache(beam_idx)
+        else:
+            self._steps.reorder(beam_idx)
 
 
 def _copied(value: Any) -> Any:

@@ -87,6 +87,9 @@ class CausalLM(FLAPreTrainedModel):
         shift_labels = kwargs.pop("shift_labels", None)
         if return_dict is None:
             return_dict = config.return_dict
+        step = getattr(past_key_values, "step", None) if return_dict and not output_hidden_states else None
+        if step is not None and (logits := step(self, input_ids, attention_mask)) is not None:
+            return CausalLMOutputWithPast(logits=logits, **{CACHE_FIELD: past_key_values})
         outputs = self.get_decoder()(
             input_ids=input_ids,
             attention_mask=attention_mask,

@@ -103,11 +103,23 @@ class FLAGenerationMixin(GenerationMixin):
         return False
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers. The cache may be given as ``past_key_values`` or ``cache``, whatever the version."""
+        """As in transformers. The cache may be given as ``past_key_values`` or ``cache``, whatever the version.
+
+        ``cache_implementation="static"`` keeps the states where they are, see :class:`fla.decoding.StaticDecode`: on
+        CUDA devices every step after the prompt is one graph.
+        """
         cache = resolve_cache(kwargs.pop("past_key_values", None), kwargs)
-        if cache is not None:
-            kwargs[CACHE_FIELD] = own_cache(cache)
-        return super().generate(*args, **kwargs)
+        if kwargs.get("cache_implementation") == "static" and cache is None:
+            from fla.decoding import InPlaceCache
+
+            del kwargs["cache_implementation"]
+            cache = InPlaceCache()
+        if cache is None:
+            return super().generate(*args, **kwargs)
+        try:
+            return super().generate(*args, **{**kwargs, CACHE_FIELD: own_cache(cache)})
+        finally:
+            getattr(cache, "leave", bool)()
 
     def prepare_inputs_for_generation(
         self,
