@@ -15,6 +15,9 @@ from fla.backends.errors import SignatureMismatch
 from fla.backends.facts import Capability, Facts, Rejection
 from fla.backends.signature import argument_text, bind_callable, positional
 
+#: Devices whose launches take fewer programs than core's may have: Triton runs there through a plugin that cuts calls.
+PLUGIN_ONLY = {"npu": "fla-backend-ascend"}
+
 
 class TritonPath:
     """``module:function`` with the op's parameters, and what it covers.
@@ -38,13 +41,18 @@ class TritonPath:
 
     def refuses(self, facts: Facts) -> bool:
         """Whether calls of these facts are refused, whatever is not among them. Imports nothing."""
-        if not devices.has_triton_driver(getattr(facts.device, "type", None)):
+        kind = getattr(facts.device, "type", None)
+        if kind in PLUGIN_ONLY or not devices.has_triton_driver(kind):
             return True
         return self.capability is not None and self.capability.check(facts) is not None
 
     def refusal(self, facts: Facts, *, pinned: bool) -> Rejection | None:
         """Why calls of these facts cannot be taken. Pinned, tensors of the CPU can under the interpreter."""
         device_type = getattr(facts.device, "type", None)
+        if device_type in PLUGIN_ONLY:
+            return Rejection(
+                "unavailable", f"on {device_type} Triton needs {PLUGIN_ONLY[device_type]}, which cuts launches"
+            )
         interpreted = pinned and device_type == "cpu" and devices.triton_interprets()
         if not interpreted and not devices.has_triton_driver(device_type):
             return Rejection("unavailable", f"no Triton driver for {device_type}")

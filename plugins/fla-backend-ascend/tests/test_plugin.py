@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -127,3 +128,17 @@ def test_it_comes_first_and_can_be_switched_off(here, monkeypatch):
         monkeypatch.setenv("FLA_ASCEND", "0")
         chunk_simple_gla(x, x, x, torch.zeros(1, 8, 1))
         assert last_decision().backend == "torch"
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_without_the_backend_an_npu_is_left_to_pytorch(monkeypatch, pinned):
+    """Core's own launches are not cut to 65,535 programs, so core's Triton path stays away, driver or not."""
+    monkeypatch.setattr(devices, "has_triton_driver", lambda kind: True)
+    facts = types.SimpleNamespace(device=types.SimpleNamespace(type="npu"))
+    for operation, functions in plugin.COVERED.items():
+        for function in functions:
+            path = plugin._op(operation, function).triton_path
+            assert path.refuses(facts)
+            refusal = path.refusal(facts, pinned=pinned)
+            assert refusal.code == "unavailable"
+            assert "on npu Triton needs fla-backend-ascend, which cuts launches" in str(refusal)
