@@ -133,8 +133,10 @@ def block_scores(
     if BONUS:
         ut = tl.load(u + h * K + cc, mask=cc < K, other=0.0).to(tl.float32)
         own += tl.sum(qn * kn * ut[None, :], 1)
-    mild = FAST == 2
-    if FAST == 1:
+    # Without scores both forms are one product; only the tree's, because ptxas 12.8 drops the product of a branch in
+    # which nothing else is multiplied (see `fla.ops._common.audit`).
+    mild = READ and FAST == 2
+    if READ and FAST == 1:
         mild = is_mild(gl, 0)
     if mild:
         P = mild_scores(
