@@ -9,22 +9,47 @@ import torch
 from torch import Tensor
 
 from fla.backends import needs_backward
+from fla.ops._common.device_index import known_table
 from fla.ops._common.launch import aligned, on_device
+from fla.ops._common.single import once
+from fla.ops._common.tape import taped
 from fla.ops._linear import scalar
 from fla.ops._linear.kernels.scalar_scan import HEAD_DECAY, NO_DECAY, TOKEN_DECAY
 from fla.ops._linear.policy import DECODE_TOKENS
 from fla.ops._linear.scalar import Decays, ScalarCall
 
 
-def forward(
-    call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gamma: Tensor | None, h0: Tensor | None,
-    final: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """(o, final state or None, and for the backward the sums of log decays and the states where stretches begin)."""
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gamma: Tensor | None, h0: Tensor | None, cu: Tensor | None,
+    call: ScalarCall, final: bool, save: bool,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """(o, final state or None) and, with ``save``, what the backward needs: the sums of log decays, the states where
+    stretches begin, the table of packed sequences."""
+    call = call.on(cu)
     decays = Decays(scalar.decay_sums(call, g), gamma)
     entry = scalar.entries(call, k, v, decays, h0)
-    o, ht = scalar.forward(call, q, k, v, decays, h0, entry, final)
-    return o, ht, decays.sums, entry
+    mark = save and entry is None and call.marks > 1
+    if mark:
+        entry = scalar.marked(call, k)
+    o, ht = scalar.forward(call, q, k, v, decays, h0, entry, final, mark=mark)
+    return (o, ht, decays.sums, entry, call.table.rows, call.table.offsets) if save else (o, ht)
+
+
+def _backward(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gamma: Tensor | None, h0: Tensor | None, cu: Tensor | None,
+    sums: Tensor | None, entry: Tensor | None, rows: Tensor | None, offsets: Tensor | None, do: Tensor,
+    dht: Tensor | None, call: ScalarCall, into_state: bool,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    if cu is not None and rows is not None and offsets is not None:
+        call = call.packed(known_table(k.shape[1], call.plan.chunk, cu, rows, offsets))
+    dh0 = torch.empty_like(h0) if into_state and h0 is not None else None
+    decays = Decays(sums, gamma)
+    if call.plan.thrice:
+        return *scalar.thrice(call, q, k, v, do, decays, h0, dht, dh0, entry), None, dh0
+    # The states are computed again: keeping them costs as much memory traffic as the pass itself.
+    S, X, dv = scalar.states(call, q, k, v, do, decays, h0, dht, dh0, entry)
+    dq, dk, dg = scalar.gradients(call, q, k, v, g, decays, do, S, X)
+    return dq, dk, dv, dg, dh0
 
 
 class ScalarLinear(torch.autograd.Function):
@@ -33,30 +58,30 @@ class ScalarLinear(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gamma: Tensor | None, h0: Tensor | None,
-        call: ScalarCall, final: bool,
+        cu: Tensor | None, call: ScalarCall, final: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        o, ht, sums, entry = forward(call, q, k, v, g, gamma, h0, final)
-        ctx.save_for_backward(q, k, v, g, gamma, h0, sums, entry)
+        inputs = (q, k, v, g, gamma, h0, cu)
+        o, ht, *saved = taped(call.tapes, ("forward", final, True), _forward, inputs, call, final, True)
+        ctx.save_for_backward(*inputs, *saved)
         ctx.call = call
         ctx.set_materialize_grads(False)
         return o, ht
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once
     def backward(ctx: Any, do: Tensor | None, dht: Tensor | None = None) -> tuple[Tensor | None, ...]:
-        q, k, v, g, gamma, h0, sums, entry = ctx.saved_tensors
-        call: ScalarCall = ctx.call
         if do is None and dht is None:
-            return (None,) * 8
-        do = torch.zeros_like(v) if do is None else aligned(do)
+            return (None,) * 9
+        saved = ctx.saved_tensors
+        do = torch.zeros_like(saved[2]) if do is None else aligned(do)
         dht = None if dht is None else dht.contiguous()
-        with on_device(q):
-            dh0 = torch.empty_like(h0) if ctx.needs_input_grad[5] else None
-            decays = Decays(sums, gamma)
-            # The states are computed again: keeping them costs as much memory traffic as the pass itself.
-            S, X, dv = scalar.states(call, q, k, v, do, decays, h0, dht, dh0, entry)
-            dq, dk, dg = scalar.gradients(call, q, k, v, g, decays, do, S, X)
-        return dq, dk, dv, dg, None, dh0, None, None
+        call: ScalarCall = ctx.call
+        into_state = ctx.needs_input_grad[5]
+        with on_device(saved[0]):
+            dq, dk, dv, dg, dh0 = taped(
+                call.tapes, ("backward", into_state), _backward, (*saved, do, dht), call, into_state
+            )
+        return dq, dk, dv, dg, None, dh0, None, None, None
 
 
 def _c(x: Tensor | None) -> Tensor | None:
@@ -98,11 +123,14 @@ def scalar_linear(
                 state_v_first=state_v_first, **make,
             )  # fmt: skip
         decay = TOKEN_DECAY if g is not None else NO_DECAY if g_gamma is None else HEAD_DECAY
-        call = ScalarCall.make(k, v, scale, decay, state_v_first, cu_seqlens, **make)
-        if not needs_backward((q, k, v, g, h0)):
-            return forward(call, q, k, v, g, g_gamma, h0, output_final_state)[:2]
-        o, ht = ScalarLinear.apply(q, k, v, g, g_gamma, h0, call, output_final_state)
-    return o, ht
+        cu = _c(cu_seqlens)
+        call = ScalarCall.make(k, v, scale, decay, state_v_first, cu, **make)
+        inputs = (q, k, v, g, g_gamma, h0, cu)
+        if needs_backward(inputs):
+            return ScalarLinear.apply(*inputs, call, output_final_state)
+        key = ("forward", output_final_state, False)
+        out, state = taped(call.tapes, key, _forward, inputs, call, output_final_state, False)
+    return out, state
 
 
 def _reversed(

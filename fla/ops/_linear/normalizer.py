@@ -140,7 +140,7 @@ def normalized_linear(
             if cu_seqlens is not None:
                 cu_seqlens = k.shape[1] - cu_seqlens.flip(0)
                 state, z = (None if x is None else x.flip(0) for x in (state, z))
-        call = ScalarCall.make(k, v, scale, scalar.NO_DECAY, False, cu_seqlens, **make)
+        call = ScalarCall.make(k, v, scale, scalar.NO_DECAY, False, cu_seqlens, **make).on(cu_seqlens)
         if due:
             o, ht, zt = NormalizedLinear.apply(q, k, v, state, z, call, final)
         else:

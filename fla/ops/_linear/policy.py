@@ -26,6 +26,9 @@ class ScalarPlan:
         block_v: columns of V of a program of the forward scan.
         states_v: the same of the passes over states.
         dv_scan: whether dv comes from a scan of its own, for which K must fit in one block; else chunk by chunk.
+        thrice: whether gradients, where decays have none, are three scans, for which K and V must fit in one block.
+        both: whether dv's scan and the pass over states share a launch, with both_v columns of V and both_stages
+            stages for the states.
         grad_k, grad_v: blocks of the chunk gradient.
         out_v: columns of V of a program of what is local to a chunk in outputs and in dv.
     """
@@ -46,6 +49,10 @@ class ScalarPlan:
     states: Launch
     out: Launch
     grad: Launch
+    thrice: bool = False
+    both: bool = False
+    both_v: int = 64
+    both_stages: int = 3
 
 
 def scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, heads: int) -> ScalarPlan:
@@ -82,7 +89,7 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool) -> S
     dv_scan = one_scan and chip.arch // 10 == 9
     return ScalarPlan(
         64, descriptors, chip.wide, one_scan, bk, block_v, min(bv, 64), grad_k, bv, bv, dv_scan, launch, launch,
-        Launch(4, 3), Launch(4, 1), Launch(4),
+        Launch(4, 3), Launch(4, 1), Launch(4), dv_scan and pow2(V) <= 128, False, min(bv, 64),
     )  # fmt: skip
 
 
@@ -99,3 +106,11 @@ def time_segments(plan: ScalarPlan, chip: Chip, heads: int, V: int, chunks: int)
     if plan.chunk < 64:
         return 1
     return stretches(programs, chip, chunks)
+
+
+def time_marks(plan: ScalarPlan, chip: Chip, heads: int, chunks: int) -> int:
+    """Stretches of dq's scan, whose states the forward pass leaves behind.
+
+    With three scans of as many programs in one launch, shorter ones at the end fill what the last round leaves idle.
+    """
+    return 4 if 3 * heads > chip.sms and chunks >= 32 else 1

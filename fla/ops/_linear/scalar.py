@@ -3,26 +3,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fla.ops._common.device_index import ChunkTable, chunk_table
+from fla.ops._common.device_index import ChunkTable, chunk_table, table_size
 from fla.ops._common.launch import Launcher, descriptor
 from fla.ops._common.policy import Chip, Launch, chip_of, pow2
 from fla.ops._linear.kernels import scalar_states as kernel
+from fla.ops._linear.kernels.scalar_backward import scalar_both, scalar_thrice
 from fla.ops._linear.kernels.scalar_decode import scalar_recurrent
 from fla.ops._linear.kernels.scalar_grad import scalar_grad
 from fla.ops._linear.kernels.scalar_out import scalar_out
 from fla.ops._linear.kernels.scalar_reverse import scalar_reverse
 from fla.ops._linear.kernels.scalar_scan import HEAD_DECAY, NO_DECAY, TOKEN_DECAY, scalar_scan, scalar_sums
-from fla.ops._linear.policy import ScalarPlan, scalar_plan, time_segments
+from fla.ops._linear.policy import ScalarPlan, scalar_plan, time_marks, time_segments
 
 _sums, _scan, _states = Launcher(scalar_sums), Launcher(scalar_scan), Launcher(kernel.scalar_states)
 _merge, _out, _grad = Launcher(kernel.scalar_merge), Launcher(scalar_out), Launcher(scalar_grad)
 _reverse, _recurrent = Launcher(scalar_reverse), Launcher(scalar_recurrent)
+_both, _thrice = Launcher(scalar_both), Launcher(scalar_thrice)
 _PLAIN = {"num_warps": 4, "num_stages": 1}
 
 
@@ -42,22 +45,33 @@ class ScalarCall:
     decay: int
     v_first: bool
     segments: int = 1  # stretches that each sequence is cut into
+    marks: int = 1  # stretches that the backward's scan in the order of time is cut into, where others are not
+    tapes: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def make(
         cls, k: Tensor, v: Tensor, scale: float, decay: int, v_first: bool, cu_seqlens: Tensor | None,
         chip: Chip | None = None, plan: ScalarPlan | None = None, segments: int | None = None,
+        marks: int | None = None,
     ) -> ScalarCall:  # fmt: skip
-        B, T, H, K = k.shape
-        V = v.shape[3]
+        """``cu_seqlens`` makes a call of packed sequences, which has no table yet; see `packed`."""
         chip = chip_of(k.device) if chip is None else chip
-        sequences = B if cu_seqlens is None else cu_seqlens.numel() - 1
-        if plan is None:
-            plan = scalar_plan(chip, k.dtype, K, V, sequences * H)
-        table = chunk_table(B, T, plan.chunk, cu_seqlens)
-        if segments is None:
-            segments = time_segments(plan, chip, sequences * H, V, table.chunks // max(sequences, 1))
-        return cls(B, T, H, K, V, plan, chip, table, scale, decay, v_first, segments)
+        packed = None if cu_seqlens is None else cu_seqlens.numel() - 1
+        made = _call_of(k.shape, v.shape, k.dtype, chip, packed, scale, decay, v_first, plan)
+        if segments is None and marks is None:
+            return made
+        segments = made.segments if segments is None else segments
+        marks = made.marks if marks is None else marks
+        return replace(made, segments=segments, marks=marks if segments == 1 else 1, tapes={})
+
+    def packed(self, table: ChunkTable) -> ScalarCall:
+        """This call with the table of its sequences; what is written out of it stays in one place."""
+        return replace(self, table=table)
+
+    def on(self, cu_seqlens: Tensor | None) -> ScalarCall:
+        if cu_seqlens is None:
+            return self
+        return self.packed(chunk_table(self.B, self.T, self.plan.chunk, cu_seqlens))
 
     @property
     def tiles(self) -> int:
@@ -89,6 +103,27 @@ class ScalarCall:
         )  # fmt: skip
 
 
+@functools.lru_cache(maxsize=256)
+def _call_of(
+    k: tuple[int, ...], v: tuple[int, ...], dtype: torch.dtype, chip: Chip, packed: int | None, scale: float,
+    decay: int, v_first: bool, plan: ScalarPlan | None,
+) -> ScalarCall:  # fmt: skip
+    # One object for all calls of these sizes, because it keeps what is written out of them.
+    B, T, H, K = k
+    V = v[3]
+    sequences = B if packed is None else packed
+    if plan is None:
+        plan = scalar_plan(chip, dtype, K, V, sequences * H)
+    table = chunk_table(B, T, plan.chunk) if packed is None else table_size(T, plan.chunk, packed)
+    chunks = table.chunks // max(sequences, 1)
+    segments = time_segments(plan, chip, sequences * H, V, chunks)
+    # Scores and states without decays are scaled where they are read, and float16 ends early.
+    thrice = plan.thrice and decay != TOKEN_DECAY and scale != 0 and (decay != NO_DECAY or dtype != torch.float16)
+    plan = plan if thrice == plan.thrice else replace(plan, thrice=thrice)
+    marks = time_marks(plan, chip, sequences * H, chunks) if thrice and segments == 1 else 1
+    return ScalarCall(B, T, H, K, V, plan, chip, table, scale, decay, v_first, segments, marks)
+
+
 @dataclass(frozen=True)
 class Decays:
     """Log decays of a call as the kernels read them: sums inside chunks or numbers per head, both None without."""
@@ -101,15 +136,15 @@ class Decays:
 
 
 def decay_sums(call: ScalarCall, g: Tensor | None) -> Tensor | None:
-    """Sums of log decays (base 2) inside each chunk `[chunks * H, C]`, fp32; None without decays per token."""
+    """Sums of log decays inside each chunk and their exponentials `[chunks * H, 3, C]`, fp32; see `scalar_sums`."""
     if g is None:
         return None
     t = call.table
-    sums = torch.empty(call.tiles, call.plan.chunk, dtype=torch.float32, device=g.device)
+    sums = torch.empty(call.tiles, 3, call.plan.chunk, dtype=torch.float32, device=g.device)
     block = min(pow2(call.H, 1), 32)
     _sums(
         t.chunks * -(-call.H // block),
-        (g, sums, sums if t.rows is None else t.rows, call.T, t.per_sequence, call.H),
+        (g, sums, sums if t.rows is None else t.rows, call.T, t.per_sequence, call.H, call.scale),
         {"C": call.plan.chunk, "BH": block, "VARLEN": t.varlen},
         _PLAIN,
         (g,),
@@ -147,10 +182,19 @@ def _run_states(
     _states(2 * grid if sides == kernel.BOTH else grid, args, meta, p.states.options(call.chip), given)
 
 
+def _stretches(call: ScalarCall, segments: int, like: Tensor) -> Tensor:
+    heads = call.table.sequences * segments * call.H
+    return torch.empty(heads, call.V, call.K, dtype=torch.float32, device=like.device)
+
+
+def marked(call: ScalarCall, like: Tensor) -> Tensor | None:
+    """Room for the states in which the stretches of the backward begin."""
+    return _stretches(call, call.marks, like) if call.marks > 1 else None
+
+
 def _entries(call: ScalarCall, like: Tensor) -> tuple[Tensor, Tensor]:
-    heads = call.table.sequences * call.segments * call.H
-    entry = torch.empty(heads, call.V, call.K, dtype=torch.float32, device=like.device)
-    return entry, torch.empty(heads, dtype=torch.float32, device=like.device)
+    entry = _stretches(call, call.segments, like)
+    return entry, torch.empty(entry.shape[0], dtype=torch.float32, device=like.device)
 
 
 def _merged(call: ScalarCall, entry: Tensor, total: Tensor, reverse: bool) -> Tensor:
@@ -192,13 +236,17 @@ def _run_out(
 
 def forward(
     call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, decays: Decays, h0: Tensor | None, entry: Tensor | None,
-    final: bool, inverse: Tensor | None = None,
+    final: bool, inverse: Tensor | None = None, mark: bool = False,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """(o, final state or None); o is multiplied by ``inverse`` `[B, T, H]` (fp32) where given."""
+    """(o, final state or None); o is multiplied by ``inverse`` `[B, T, H]` (fp32) where given.
+
+    ``mark``: write the states in which the `marks` stretches of the backward begin to ``entry``.
+    """
     ht = torch.empty(call.state_shape(), dtype=torch.float32, device=k.device) if final else None
     o = torch.empty_like(v)
     p, t = call.plan, call.table
     if not p.one_scan:
+        assert not mark
         S = k.new_empty(call.tiles, call.V, call.K)
         split = kernel.WHOLE if entry is None else kernel.STRETCH
         _run_states(call, decays, kernel.STATES, split, k=k, v=v, S=S, h0=h0, ht=ht, entry=entry)
@@ -209,16 +257,27 @@ def forward(
         q, k, v, call.rows(q, call.K, bk), call.rows(k, call.K, bk), call.rows(v, call.V, bv), *decays.args(k),
         k if inverse is None else inverse, o, call.rows(o, call.V, bv), k if h0 is None else h0,
         k if ht is None else ht, k if entry is None else entry, *call.index(k), int(h0 is not None),
-        int(ht is not None), call.segments, call.scale,
+        int(ht is not None), call.marks if mark else call.segments, call.scale,
     )  # fmt: skip
     meta = {
         "K": call.K, "V": call.V, "BK": bk, "BV": bv, "C": p.chunk, "DECAY": call.decay, "NORM": inverse is not None,
-        "SPLIT": entry is not None, "VFIRST": call.v_first, "VARLEN": t.varlen, "DESC": p.descriptors, "DOT": p.dot,
-        "STAGES": p.forward.stages,
+        "SPLIT": 0 if entry is None else 2 if mark else 1, "VFIRST": call.v_first, "VARLEN": t.varlen,
+        "DESC": p.descriptors, "DOT": p.dot, "STAGES": p.forward.stages,
     }  # fmt: skip
     grid = -(-call.V // bv) * call.H * call.segments * t.sequences
     _scan(grid, args, meta, p.forward.options(call.chip), (q, k, v, decays.gamma, h0, t.cu, ht))
     return o, ht
+
+
+def exits(
+    call: ScalarCall, q: Tensor, do: Tensor, decays: Decays, dht: Tensor | None, entry: Tensor | None
+) -> Tensor | None:
+    """Gradients of the states in which stretches end, which are split where the states are."""
+    if entry is None or call.segments == 1:
+        return None
+    back, total = _entries(call, q)
+    _run_states(call, decays, kernel.GRADIENTS, kernel.SUMMARY, q=q, do=do, dht=dht, back=back, total=total)
+    return _merged(call, back, total, True)
 
 
 def states(
@@ -226,16 +285,14 @@ def states(
     dht: Tensor | None, dh0: Tensor | None, entry: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The state before each chunk, its gradient after it (`[chunks * H, V, K]`) and dv; fills ``dh0`` where given."""
-    p, back = call.plan, None
-    split = kernel.WHOLE
-    if entry is not None:
-        back, total = _entries(call, k)
-        _run_states(call, decays, kernel.GRADIENTS, kernel.SUMMARY, q=q, do=do, dht=dht, back=back, total=total)
-        _merged(call, back, total, True)
-        split = kernel.STRETCH
+    p = call.plan
+    back = exits(call, q, do, decays, dht, entry)
+    split = kernel.WHOLE if back is None else kernel.STRETCH
     S, X = k.new_empty(call.tiles, call.V, call.K), k.new_empty(call.tiles, call.V, call.K)
     dv = torch.empty_like(v)
-    if p.dv_scan:
+    if p.both:
+        _run_both(call, q, k, v, do, decays, h0, dht, dh0, entry, back, S, X, dv)
+    elif p.dv_scan:
         _run_states(call, decays, kernel.STATES, split, k=k, v=v, S=S, h0=h0, entry=entry)
         _run_reverse(call, q, k, do, decays, dht, back, dv, X, dh0)
     else:
@@ -245,6 +302,59 @@ def states(
         )  # fmt: skip
         _run_out(call, k, q, do, X, decays, None, dv, True)
     return S, X, dv
+
+
+def _run_both(
+    call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, do: Tensor, decays: Decays, h0: Tensor | None,
+    dht: Tensor | None, dh0: Tensor | None, entry: Tensor | None, back: Tensor | None, S: Tensor, X: Tensor,
+    dv: Tensor,
+) -> None:  # fmt: skip
+    p, t, bk, bv, sv = call.plan, call.table, call.plan.block_k, call.plan.block_v, call.plan.both_v
+    fill = lambda x: k if x is None else x
+    args = (
+        q, k, v, do, call.rows(q, call.K, bk), call.rows(k, call.K, bk), call.rows(v, call.V, sv),
+        call.rows(do, call.V, bv), *decays.args(k), dv, call.rows(dv, call.V, bv), S, call.states(S, sv, bk), X,
+        call.states(X, bv, bk), fill(h0), fill(dht), fill(dh0), fill(entry), fill(back), *call.index(k), t.sequences,
+        int(h0 is not None), int(dht is not None), int(dh0 is not None), call.segments, call.scale,
+    )  # fmt: skip
+    meta = {
+        "K": call.K, "V": call.V, "BK": bk, "BV": bv, "SV": sv, "C": p.chunk, "DECAY": call.decay,
+        "SPLIT": int(back is not None), "VFIRST": call.v_first, "VARLEN": t.varlen, "DESC": p.descriptors,
+        "DOT": p.dot, "STAGES": p.reverse.stages, "STATE_STAGES": p.both_stages,
+    }  # fmt: skip
+    grid = (-(-call.V // bv) + -(-call.V // sv)) * call.H * call.segments * t.sequences
+    _both(grid, args, meta, p.reverse.options(call.chip), (q, k, v, do, decays.gamma, h0, dht, dh0, t.cu))
+
+
+def thrice(
+    call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, do: Tensor, decays: Decays, h0: Tensor | None,
+    dht: Tensor | None, dh0: Tensor | None, entry: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """(dq, dk, dv) by three scans, for decays that have no gradient; fills ``dh0`` where given."""
+    p, t = call.plan, call.table
+    back = exits(call, q, do, decays, dht, entry)
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    bk, bv = p.block_k, min(pow2(call.V, 32), 128)
+    ck, cv = min(p.block_v, bk), min(p.block_v, bv)
+    fill = lambda x: k if x is None else x
+    args = (
+        q, k, v, do, call.rows(q, call.K, bk), call.rows(k, call.K, bk), call.rows(v, call.V, bv),
+        call.rows(do, call.V, bv), call.rows(q, call.K, ck), call.rows(k, call.K, ck), call.rows(do, call.V, cv),
+        *decays.args(k), dq, call.rows(dq, call.K, ck), dk, call.rows(dk, call.K, ck), dv, call.rows(dv, call.V, cv),
+        fill(h0), fill(dht), fill(dh0), fill(entry), fill(back), *call.index(k), t.sequences, int(h0 is not None),
+        int(dht is not None), int(dh0 is not None), call.segments, call.segments if back is not None else call.marks,
+        call.scale,
+    )  # fmt: skip
+    meta = {
+        "K": call.K, "V": call.V, "BK": bk, "BV": bv, "CK": ck, "CV": cv, "C": p.chunk, "DECAY": call.decay,
+        "SPLITX": int(back is not None), "SPLITS": int(entry is not None), "VFIRST": call.v_first,
+        "VARLEN": t.varlen, "DESC": p.descriptors, "DOT": p.dot, "STAGES": p.reverse.stages,
+    }  # fmt: skip
+    nk, nv = -(-call.K // ck), -(-call.V // cv)
+    heads = call.H * t.sequences
+    grid = heads * ((nk + nv) * call.segments + nk * (call.segments if back is not None else call.marks))
+    _thrice(grid, args, meta, p.reverse.options(call.chip), (q, k, v, do, decays.gamma, h0, dht, dh0, t.cu))
+    return dq, dk, dv
 
 
 def _run_reverse(

@@ -23,7 +23,8 @@ def _reverse_step(
     DESC: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     dt: tl.constexpr = k.dtype.element_ty
-    b, last = chunk_decays(sums, gamma, tile, n, h, C, DECAY)
+    # Descriptors load full chunks only: a decay per head is then the same in all of them.
+    b, last = chunk_decays(sums, gamma, tile, C if DESC else n, h, C, DECAY)
     dot = load_rows(do, dod, row, n, h, H, v0, V, BV, C, DESC)
     qt = load_rows(q, qd, row, n, h, H, 0, K, BK, C, DESC)
     kt = load_rows(k, kd, row, n, h, H, 0, K, BK, C, DESC)
@@ -43,16 +44,14 @@ def _reverse_step(
     return X
 
 
-@triton.jit(do_not_specialize=["T", "NT", "H", "has_dht", "has_dh0", "segments"])
-def scalar_reverse(
-    q, k, do, qd, kd, dod, sums, gamma, dv, dvd, Xt, Xd, dht, dh0, entry, cu, offsets, T, NT, H, has_dht, has_dh0,
+@triton.jit
+def reverse_program(
+    pid, q, k, do, qd, kd, dod, sums, gamma, dv, dvd, Xt, Xd, dht, dh0, entry, cu, offsets, T, NT, H, has_dht, has_dh0,
     segments, scale, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
     DECAY: tl.constexpr, SPLIT: tl.constexpr, VFIRST: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr,
     DOT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Writes X^T [V, K] after each chunk and all of dv. SPLIT as in `scalar_scan`."""
     NV: tl.constexpr = (V + BV - 1) // BV
-    pid = tl.program_id(0)
     v0 = (pid % NV) * BV
     h = (pid // NV) % H
     seg = (pid // (NV * H)) % segments
@@ -81,3 +80,17 @@ def scalar_reverse(
         )  # fmt: skip
     so, sm = state_offsets(v0, K, V, BK, BV, VFIRST)
     tl.store(dh0 + state + so, X.to(dh0.dtype.element_ty), mask=sm & (has_dh0 != 0) & (seg == 0))
+
+
+@triton.jit(do_not_specialize=["T", "NT", "H", "has_dht", "has_dh0", "segments"])
+def scalar_reverse(
+    q, k, do, qd, kd, dod, sums, gamma, dv, dvd, Xt, Xd, dht, dh0, entry, cu, offsets, T, NT, H, has_dht, has_dh0,
+    segments, scale, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
+    DECAY: tl.constexpr, SPLIT: tl.constexpr, VFIRST: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr,
+    DOT: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Writes X^T [V, K] after each chunk and all of dv. SPLIT as in `scalar_scan`."""
+    reverse_program(
+        tl.program_id(0), q, k, do, qd, kd, dod, sums, gamma, dv, dvd, Xt, Xd, dht, dh0, entry, cu, offsets, T, NT, H,
+        has_dht, has_dh0, segments, scale, K, V, BK, BV, C, DECAY, SPLIT, VFIRST, VARLEN, DESC, DOT, STAGES,
+    )  # fmt: skip

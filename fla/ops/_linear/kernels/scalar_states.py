@@ -14,7 +14,7 @@ import triton.language as tl
 
 from fla.ops._common.kernels import saturate, sequence_at
 from fla.ops._common.tiles import load_rows, state_offsets, store_tile
-from fla.ops._linear.kernels.scalar_scan import chunk_decays, stretch_at
+from fla.ops._linear.kernels.scalar_scan import chunk_decays, row_decays, stretch_at
 
 # What a program does with its stretch of time.
 WHOLE = 0
@@ -41,7 +41,8 @@ def _step(
         store_tile(St, Sd, S.to(dt) if REVERSE else saturate(S, dt), tile, v0, k0, V, K, BV, BK, DESC and DSTORE)
     xT = tl.trans(xt)
     if DECAY:
-        w = tl.exp2(b) * scale if REVERSE else tl.exp2(last - b)
+        upto, after = row_decays(sums, b, last, scale, tile, C, DECAY)
+        w = upto if REVERSE else after
         xT = (xT.to(tl.float32) * w[None, :]).to(dt)
         S = S * tl.exp2(last)
     elif REVERSE:
@@ -50,7 +51,7 @@ def _step(
 
 
 @triton.jit
-def _pass(
+def states_program(
     pid, a, x, ad, xd, sums, gamma, St, Sd, s0, s1, entry, total, cu, offsets, T, NT, H, has_s0, has_s1, segments,
     parts, scale, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
     DECAY: tl.constexpr, REVERSE: tl.constexpr, SPLIT: tl.constexpr, VFIRST: tl.constexpr, VARLEN: tl.constexpr,
@@ -132,23 +133,23 @@ def scalar_states(
     pid = tl.program_id(0)
     half = tl.num_programs(0) // 2 if SIDES == 3 else tl.num_programs(0)
     if SIDES == 1:
-        _pass(
+        states_program(
             pid, k, v, kd, vd, sums, gamma, St, Sd, h0, ht, entry, total, cu, offsets, T, NT, H, has_h0, has_ht,
             segments, parts, scale, K, V, BK, BV, C, DECAY, False, SPLIT, VFIRST, VARLEN, DESC, DSTORE, DOT, STAGES,
         )  # fmt: skip
     elif SIDES == 2:
-        _pass(
+        states_program(
             pid, q, do, qd, dod, sums, gamma, Xt, Xd, dht, dh0, back, total, cu, offsets, T, NT, H, has_dht, has_dh0,
             segments, parts, scale, K, V, BK, BV, C, DECAY, True, SPLIT, VFIRST, VARLEN, DESC, DSTORE, DOT, STAGES,
         )  # fmt: skip
     else:
         if pid < half:
-            _pass(
+            states_program(
                 pid, k, v, kd, vd, sums, gamma, St, Sd, h0, ht, entry, total, cu, offsets, T, NT, H, has_h0, has_ht,
                 segments, parts, scale, K, V, BK, BV, C, DECAY, False, SPLIT, VFIRST, VARLEN, DESC, DSTORE, DOT, STAGES,
             )  # fmt: skip
         else:
-            _pass(
+            states_program(
                 pid - half, q, do, qd, dod, sums, gamma, Xt, Xd, dht, dh0, back, total, cu, offsets, T, NT, H, has_dht,
                 has_dh0, segments, parts, scale, K, V, BK, BV, C, DECAY, True, SPLIT, VFIRST, VARLEN, DESC, DSTORE, DOT,
                 STAGES,
