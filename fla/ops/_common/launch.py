@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fla.ops._common import tape
 from fla.ops._common.ahead import submit, wait
+from fla.ops._common.audit import audit
 from fla.ops._common.bound import Matrix, bind, hooks, plain
 
 
@@ -93,7 +94,7 @@ class Fixed:
         if bits & 15:
             if tape.recording is not None:
                 tape.note_launch(grid, args, None)
-            self.fn[(grid,)](*plain(args), **self.meta, **self.options)
+            audit(self.fn[(grid,)](*plain(args), **self.meta, **self.options))
             return
         known = self._compiled.get(signature)
         if tape.recording is not None:
@@ -114,6 +115,7 @@ class Fixed:
             if coming is not None:
                 wait(coming)
         kernel = self.fn[(grid,)](*plain(args), **self.meta, **self.options)
+        audit(kernel)
         # The interpreter returns nothing.
         if kernel is not None and Launcher.remember:
             self._compiled[signature] = (kernel, bind(kernel, args, tuple(self.meta.values())), *_surroundings())
