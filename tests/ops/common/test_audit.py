@@ -31,7 +31,7 @@ def test_an_emptied_group_is_found_at_instruction_boundaries_only():
 
 def test_the_error_names_the_kernel_and_comes_every_time():
     for _ in range(2):
-        with pytest.raises(MiscompiledKernelError, match="'vector_prep'.*fla doctor"):
+        with pytest.raises(MiscompiledKernelError, match=r"'vector_prep'.*fla doctor"):
             audit(_kernel(EMPTY, name="vector_prep"))
 
 
