@@ -105,15 +105,44 @@ def test_kda_refuses(hopper, kda, changes, reason):
     assert reason in asked(chunk_kda, kda(**changes)).reason
 
 
-@pytest.mark.parametrize("found", [(8, 0), (10, 0), (12, 0)])
-def test_only_hopper_is_taken(hopper, gdn, monkeypatch, found):
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        ((8, 0), "compute capability is 8.0, needed: 9.0"),
+        ((10, 0), "compute capability is 10.0, supported: 9.0 alone"),
+        ((12, 0), "compute capability is 12.0, supported: 9.0 alone"),
+    ],
+    ids=str,
+)
+def test_only_hopper_is_taken_and_core_has_the_rest(hopper, gdn, kda, monkeypatch, found, reason):
     from fla.backends import switches
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA card")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: found)
     switches.forget()
-    assert asked(chunk_gated_delta_rule, gdn()).code != "accepted"
+    for op, call in ((chunk_gated_delta_rule, gdn()), (chunk_kda, kda())):
+        answer = asked(op, call)
+        assert answer.code != "accepted"
+        assert answer.reason == reason
+        with torch.no_grad():
+            assert explain(op, **call).chosen in ("triton", "torch")
+
+
+def test_without_nvcc_core_has_all(hopper, gdn, kda, monkeypatch):
+    from fla.backends import TileLangBackend, devices, switches
+    from fla_backend_tilelang import plugin
+
+    monkeypatch.setattr(plugin.TileLang, "is_available", classmethod(TileLangBackend.is_available.__func__))
+    monkeypatch.setattr(devices, "has_module", lambda name: True)
+    monkeypatch.setattr(devices, "has_usable_nvcc", lambda: False)
+    switches.forget()
+    for op, call in ((chunk_gated_delta_rule, gdn()), (chunk_kda, kda())):
+        answer = asked(op, call)
+        assert answer.code == "unavailable"
+        assert "no usable nvcc" in answer.reason
+        with torch.no_grad():
+            assert explain(op, **call).chosen in ("triton", "torch")
 
 
 def test_where_core_was_faster_it_steps_back(hopper, gdn, kda, monkeypatch):
