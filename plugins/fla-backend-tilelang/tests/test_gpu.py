@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""On a Hopper card with tilelang and nvcc, under a strict pin: fla's conformance kit, the cases of `benchmarks/check.py`,
-views that begin anywhere, and what happens where nothing can be built."""
+"""On a Hopper card with tilelang and nvcc, under a strict pin: fla's conformance kit, `benchmarks/check.py`, views that
+begin anywhere, and what happens where nothing can be built."""
 
 from __future__ import annotations
 

@@ -130,8 +130,9 @@ def test_only_hopper_is_taken_and_core_has_the_rest(hopper, gdn, kda, monkeypatc
 
 
 def test_without_nvcc_core_has_all(hopper, gdn, kda, monkeypatch):
-    from fla.backends import TileLangBackend, devices, switches
     from fla_backend_tilelang import plugin
+
+    from fla.backends import TileLangBackend, devices, switches
 
     monkeypatch.setattr(plugin.TileLang, "is_available", classmethod(TileLangBackend.is_available.__func__))
     monkeypatch.setattr(devices, "has_module", lambda name: True)
