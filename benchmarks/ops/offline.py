@@ -20,6 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from fla.ops._common.audit import drops_a_product
 from fla.ops._common.launch import Launcher
 
 
@@ -34,9 +35,10 @@ class Compiled:
     kernel: Any
 
     def __str__(self) -> str:
+        dropped = "  DROPS A PRODUCT" if drops_a_product(self.kernel.asm["cubin"]) else ""
         return (
             f"{self.name:16s} {self.seconds:5.1f} s  {self.registers:3d} regs  {self.spills:4d} spill bytes  "
-            f"{self.shared:6d} shared  {self.instructions:5d} instr"
+            f"{self.shared:6d} shared  {self.instructions:5d} instr{dropped}"
         )
 
 
