@@ -206,6 +206,12 @@ def child(library: str, names: list[str], compile_only: bool) -> None:
     import torch
     import triton
 
+    if library == "peer":
+        import fla
+
+        root = Path(__file__).resolve().parents[2]
+        if root in Path(str(fla.__file__)).resolve().parents:
+            sys.exit(f"{fla.__file__} is this package, not fla-core: give the folder it is installed in as --peer")
     if library != "ours":
         # Their kernels are tuned here, on the card as it is now, in shorter trials than Triton's.
         trial = {"warmup": 1, "rep": 1} if compile_only else {"warmup": 5, "rep": 20}
@@ -312,6 +318,7 @@ def main() -> None:
         del folders["ours"]
     has = {k: [n for n in names if k != "liger" or NAMES.index(n) in LIGER] for k in folders}
     results: list[dict[str, Any]] = []
+    began_at = time.perf_counter()
     if a.compile:
         began = [(k, start(k, f, [n], True)) for k, f in folders.items() for n in has[k]]
         for k, process in began:
@@ -324,6 +331,8 @@ def main() -> None:
         results += collect(k, start(k, f, has[k], False), SECONDS[k])
         print(f"{LIBRARIES[k]} took {time.perf_counter() - t:.0f} s", flush=True)
     show(results)
+    total = time.perf_counter() - began_at
+    print(f"{total:.0f} s in all")
     if a.json:
         Path(a.json).write_text(json.dumps(results))
     wrong = [r["case"] for r in results if r["library"] == "ours" and not r.get("right")]
