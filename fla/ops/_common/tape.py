@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,11 +19,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fla.ops._common.bound import Matrix
+from fla.ops._common.policy import chip_of
 
 Body = Callable[..., tuple[Tensor | None, ...]]
 # Runs of a body before it is left alone for good: the first compiles, the second is watched.
 _TRIES = 4
 _MAPS_AT_MOST = 512
+_CALLS_AT_MOST = 256
+# Parts of an allocation begin where the caching allocator would begin a block.
+_ALIGN = 512
+# Larger buffers are allocated one by one: blocks that big are hard to find again, and their calls take long enough.
+_ROOM = 512 << 20
 _TOKEN = re.compile(r"\bx(\d+)\.data_ptr\(\)|\bx(\d+)\b|\*m(\d+)|\bc(\d+)\b|\bg\b|\bs\b")
 _ALLOCATE = ("aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided", "aten::new_empty_strided")
 
@@ -34,19 +41,45 @@ class _Unfit(Exception):
     """Something that cannot be written out."""
 
 
+@dataclass
+class _Made:
+    """A step that makes a tensor, under a name: an allocation, a view of ``root``, or what an operator returned."""
+
+    name: str
+    tensor: Tensor
+    how: str  # source text of it, as a tensor
+    needs: tuple[str, ...] = ()  # names that are tensors in that text
+    root: str | None = None
+    offset: int = 0
+    allocated: bool = False
+
+
+@dataclass
+class _Launch:
+    """A step that launches a kernel. ``maps`` are descriptors: (name, tensor, lookup, maker)."""
+
+    text: str
+    pointers: tuple[str, ...]
+    maps: tuple[tuple[str, str, str, str], ...] = ()
+
+
 class Recording:
-    """What a body does, as source text."""
+    """What a body does, as source text.
+
+    Kernels are handed addresses. A buffer that nothing but kernels sees needs no tensor, and neither does a view of
+    one: all such buffers of a call are parts of a single allocation.
+    """
 
     def __init__(self, inputs: tuple[Tensor | None, ...]) -> None:
         self.thread = threading.get_ident()
         self.fit = True
         self.known: list[Any] = []  # keeps tensors alive while their identities are in use
         self.variables: dict[int, str] = {}
-        self.pointers: set[str] = set()
-        self.names: dict[str, Any] = {"empty": torch.empty, "empty_strided": torch.empty_strided}
-        self.lines: list[str] = []
+        self.names: dict[str, Any] = {"empty": torch.empty_strided, "part": _part, "byte": torch.uint8}
+        self.steps: list[_Made | _Launch] = []
+        self.made: dict[str, _Made] = {}
         self.launcher: tuple[Any, Any] | None = None
-        self.launches = 0
+        self.device = next(x for x in inputs if x is not None).device
         for i, x in enumerate(inputs):
             if x is not None:
                 self.variables[id(x)] = f"i{i}"
@@ -64,17 +97,11 @@ class Recording:
             self.known.append(x)
         return found
 
-    def pointer(self, x: Tensor) -> str:
-        t = self.variable(x)
-        if t not in self.pointers:
-            self.pointers.add(t)
-            self.lines.append(f"    p_{t} = {t}.data_ptr()")
-        return f"p_{t}"
-
-    def fresh(self, x: Tensor) -> str:
+    def make(self, x: Tensor, how: str, **more: Any) -> None:
         self.known.append(x)
         name = self.variables[id(x)] = f"t{len(self.known)}"
-        return name
+        step = self.made[name] = _Made(name, x, how, **more)
+        self.steps.append(step)
 
     def op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         if not isinstance(out, Tensor):
@@ -83,19 +110,22 @@ class Recording:
             if func._schema.is_mutable or not any(out is a for a in args):
                 raise _Unfit
             return
-        if func._schema.name == "aten::detach" and (made := self.variable(args[0])).startswith("t"):
+        if func._schema.name == "aten::detach" and (name := self.variable(args[0])) in self.made:
             # What torch.empty does behind its allocation.
             self.known.append(out)
-            self.variables[id(out)] = made
+            self.variables[id(out)] = name
             return
         if func._schema.name in _ALLOCATE:
             how = f"dtype={self.constant(out.dtype)}, device={self.constant(out.device)}"
-            size = tuple(out.shape)
-            made = f"empty({size}, {how})" if out.is_contiguous() else f"empty_strided({size}, {out.stride()}, {how})"
+            self.make(out, f"empty({tuple(out.shape)}, {out.stride()}, {how})", allocated=True)
+            return
+        given = [*map(self.value, args), *(f"{name}={self.value(x)}" for name, x in kwargs.items())]
+        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        how, needs = f"{self.constant(func)}({', '.join(given)})", tuple(map(self.variable, tensors))
+        if len(tensors) == 1 and not func._schema.is_mutable and _storage(out) == _storage(tensors[0]) != 0:
+            self.make(out, how, needs=needs, root=needs[0], offset=out.data_ptr() - tensors[0].data_ptr())
         else:
-            given = [*map(self.value, args), *(f"{name}={self.value(x)}" for name, x in kwargs.items())]
-            made = f"{self.constant(func)}({', '.join(given)})"
-        self.lines.append(f"    {self.fresh(out)} = {made}")
+            self.make(out, how, needs=needs)
 
     def value(self, x: Any) -> str:
         if isinstance(x, Tensor):
@@ -110,57 +140,126 @@ class Recording:
         _, go, listening, stream = known
         called, names, encoders = go.parts
         self.launcher = listening, stream
-        n = self.launches
-        self.launches += 1
-        here: dict[str, str] = {}
+        n = len(self.steps)
+        maps: dict[str, tuple[str, str, str, str]] = {}
+        pointers: list[str] = []
         for j, encode in encoders.items():
             x, *rest = args[j]
-            p = self.pointer(x)
             cache: dict[int, Any] = {}
-            m = f"m{n}_{j}"
 
-            def make(x: Tensor, cache: Any = cache, encode: Any = encode, rest: Any = rest) -> Any:
+            def encoded(x: Tensor, cache: Any = cache, encode: Any = encode, rest: Any = rest) -> Any:
                 if len(cache) >= _MAPS_AT_MOST:
                     cache.clear()
                 found = cache[x.data_ptr()] = encode(Matrix((x, *rest)))
                 return found
 
-            get = self.constant(cache.get)
-            self.lines.append(f"    {m} = {get}({p}) or {self.constant(make)}({self.variable(x)})")
-            here[str(j)] = m
+            maps[str(j)] = f"m{n}_{j}", self.variable(x), self.constant(cache.get), self.constant(encoded)
 
         def expression(match: re.Match[str]) -> str:
             tensor, number, matrix, constant = match.groups()
             if tensor is not None:
-                return self.pointer(args[int(tensor)])
+                pointers.append(self.variable(args[int(tensor)]))
+                return f"p_{pointers[-1]}"
             if number is not None:
                 return self.constant(args[int(number)])
             if matrix is not None:
-                return f"*{here[matrix]}"
+                return f"*{maps[matrix][0]}"
             if constant is not None:
                 return self.constant(names[match[0]])
             return str(grid) if match[0] == "g" else "s"
 
         text = _TOKEN.sub(expression, called)
-        self.lines.append(f"    {self.constant(names['launch'])}({text})")
+        text = f"{self.constant(names['launch'])}({text})"
+        self.steps.append(_Launch(text, tuple(pointers), tuple(maps.values())))
 
-    def function(self, inputs: int, outputs: tuple[Tensor | None, ...]) -> Callable[..., Any]:
+    def function(
+        self, inputs: tuple[Tensor | None, ...], outputs: tuple[Tensor | None, ...]
+    ) -> Callable[..., tuple[Tensor | None, ...] | None]:
         if not self.fit or self.launcher is None:
             raise _Unfit
-        listening, stream = self.launcher
-        self.names.update(listening=listening, stream=stream)
-        back = ", ".join("None" if x is None else self.variable(x) for x in outputs)
+        self.names["listening"], self.names["stream"] = self.launcher
+        results = [None if x is None else self.variable(x) for x in outputs]
+        given = [f"i{i}" for i, x in enumerate(inputs) if x is not None]
         source = [
-            f"def run(device, {', '.join(f'i{i}' for i in range(inputs))}):",
-            "    if listening():",
+            f"def run(device, {', '.join(f'i{i}' for i in range(len(inputs)))}):",
+            *(f"    p_{x} = {x}.data_ptr()" for x in given),
+            f"    if ({' | '.join(f'p_{x}' for x in given)}) & 15 or listening():",
             "        return None",
             "    s = stream(device)",
-            *self.lines,
-            f"    return ({back},)",
+            *(f"    {line}" for line in self._lines(given, {name for name in results if name is not None})),
+            f"    return ({', '.join(map(str, results))},)",
         ]
         exec("\n".join(source), self.names)
         run: Callable[..., Any] = self.names["run"]
         return run
+
+    def _tensors(self, seen: set[str]) -> set[str]:
+        """The names that must be tensors, ``seen`` from outside among them: what they are made of must be, too."""
+        tensors = set(seen)
+        for step in reversed(self.steps):
+            if isinstance(step, _Launch):
+                # The descriptor of a view is made of the view.
+                tensors |= {x for _, x, _, _ in step.maps if x in self.made and self.made[x].root is not None}
+            elif step.name in tensors or not (step.allocated or step.root is not None):
+                tensors |= {step.name, *step.needs}
+        return tensors
+
+    def _lines(self, given: list[str], seen: set[str]) -> list[str]:
+        tensors = self._tensors(seen)
+        places: dict[str, int] = {}
+        room = 0
+        for name, made in self.made.items():
+            x = made.tensor
+            size = -(-x.untyped_storage().nbytes() // _ALIGN) * _ALIGN
+            if made.allocated and name not in tensors and x.device == self.device and room + size <= _ROOM:
+                places[name] = room
+                room += size
+        lines: list[str] = []
+        pointers = set(given)
+
+        def pointer(name: str) -> str:
+            if name in pointers:
+                return f"p_{name}"
+            pointers.add(name)
+            made = self.made.get(name)
+            if name in places:
+                if "room" not in pointers:
+                    pointers.add("room")
+                    device = self.constant(self.device)
+                    lines.append(f"room = empty(({room},), (1,), dtype=byte, device={device})")
+                    lines.append("p_room = room.data_ptr()")
+                where = f"p_room + {places[name]}"
+            elif made is None or made.root is None or name in tensors:
+                where = f"{name}.data_ptr()"
+            else:
+                where = f"{pointer(made.root)} + {made.offset}"
+            lines.append(f"p_{name} = {where}")
+            return f"p_{name}"
+
+        for step in self.steps:
+            if isinstance(step, _Made):
+                if step.name in tensors or (step.allocated and step.name not in places):
+                    lines.append(f"{step.name} = {step.how}")
+                continue
+            for m, source, get, encoded in step.maps:
+                p, whole = pointer(source), source
+                if source in places:
+                    x = self.made[source].tensor
+                    size = x.untyped_storage().nbytes()
+                    whole = f"part(room, {places[source]}, {size}, {self.constant(x.dtype)})"
+                lines.append(f"{m} = {get}({p}) or {encoded}({whole})")
+            for source in step.pointers:
+                pointer(source)
+            lines.append(step.text)
+        return lines
+
+
+def _storage(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+def _part(room: Tensor, start: int, size: int, dtype: torch.dtype) -> Tensor:
+    return room[start : start + size].view(dtype)
 
 
 class _Watch(TorchDispatchMode):
@@ -189,31 +288,95 @@ def note_launch(grid: int, args: tuple[Any, ...], known: Any) -> None:
         _note(tape, tape.launch, grid, args, known)
 
 
+class Known:
+    """A call of known sizes, types and flags, and what is written out of it."""
+
+    __slots__ = ("call", "tapes")
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+        self.tapes: dict[Any, Any] = {}
+
+    def run(self, name: Any, body: Body, inputs: tuple[Tensor | None, ...], *static: Any) -> Any:
+        """``body(*inputs, call, *static)``; ``name`` says which body, and what varies of ``static`` and None inputs."""
+        device = inputs[0].get_device()  # type: ignore[union-attr]
+        return replayed(self.tapes, name, device, body, inputs, self.call, *static)
+
+
+class KnownCalls:
+    """Calls by what `look` says of their inputs and by their flags."""
+
+    def __init__(self) -> None:
+        self._calls: dict[Any, Known] = {}
+        self.get = self._calls.get
+
+    def add(self, key: tuple[Any, ...], call: Any) -> Known:
+        """Keep ``call``, unless its inputs, first in the key, were none that can be known."""
+        known = Known(call)
+        if key[0] is not None:
+            if len(self._calls) >= _CALLS_AT_MOST:
+                self._calls.clear()
+            self._calls[key] = known
+        return known
+
+
+def look(inputs: tuple[Tensor | None, ...]) -> tuple[Any, ...] | None:
+    """Whether a gradient is due, the device, and the shape and type of each tensor: what a call is known by.
+
+    None where something is no plain contiguous tensor on a 16-byte boundary.
+    """
+    grad = False
+    bits = 0
+    kinds: list[Any] = []
+    for x in inputs:
+        if x is None:
+            kinds.append(None)
+        elif (type(x) is Tensor or type(x) is torch.nn.Parameter) and x.is_contiguous():
+            grad = grad or x.requires_grad
+            bits |= x.data_ptr()
+            kinds.append(x.shape)
+            kinds.append(x.dtype)
+        else:
+            return None
+    if bits & 15:
+        return None
+    first: Any = inputs[0]
+    # What chip other devices stand for may change (`describe_chip`).
+    where = first.get_device() if first.is_cuda else (first.device, chip_of(first.device))
+    return (grad and torch.is_grad_enabled(), where, *kinds)
+
+
+def once(gradients: Callable[..., Any], ctx: Any, *given: Tensor | None) -> Any:
+    """``gradients(ctx, *given)``, the backward of a function that has no second one.
+
+    As `torch.autograd.function.once_differentiable`, whose own cost falls due only where somebody asks for a graph of
+    the backward.
+    """
+    if torch.is_grad_enabled():
+        return torch.autograd.function.once_differentiable(gradients)(ctx, *given)
+    return gradients(ctx, *given)
+
+
 def taped(tapes: dict[Any, Any], key: Any, body: Body, inputs: tuple[Tensor | None, ...], *static: Any) -> Any:
     """``body(*inputs, *static)``, contiguous tensors or None, which returns a tuple of such.
 
     ``tapes`` belongs to what says all else about the call, and ``key`` names the body and ``static``. Which inputs are
     None, and the types, devices and alignment of the others, need not be in it.
     """
-    bits = 0
-    kinds: list[Any] = [key]
-    for x in inputs:
-        if x is None:
-            kinds.append(None)
-        else:
-            kinds.append(x.dtype)
-            bits |= x.data_ptr()
     device = inputs[0].get_device()  # type: ignore[union-attr]
-    kinds.append(device)
-    kinds.append(bits & 15)
-    signature = tuple(kinds)
+    signature = (key, device, *(None if x is None else x.dtype for x in inputs))
+    return replayed(tapes, signature, device, body, inputs, *static)
+
+
+def replayed(
+    tapes: dict[Any, Any], signature: Any, device: int, body: Body, inputs: tuple[Tensor | None, ...], *static: Any
+) -> Any:
+    """`taped` where ``signature`` says all but the alignment, types and devices included."""
     found = tapes.get(signature, 0)
     if callable(found):
         result = found(device, *inputs)
-        if result is not None:
-            return result
-        found = _TRIES
-    if found >= _TRIES or bits & 15:
+        return body(*inputs, *static) if result is None else result
+    if found >= _TRIES:
         return body(*inputs, *static)
     return _watched(tapes, signature, found, body, inputs, static)
 
@@ -223,14 +386,16 @@ def _watched(
 ) -> Any:
     """Run a body that is not written out yet, and write it out where it may be."""
     global recording
+    given = [x for x in inputs if x is not None]
+    # One tensor given twice would be taken for the same one in every later call.
+    if any(x.data_ptr() & 15 for x in given) or len(set(map(id, given))) < len(given):
+        return body(*inputs, *static)
     tapes[signature] = tries + 1
-    first = inputs[0]
-    assert first is not None
     if (
         not tries
-        or (type(first) is not Tensor and type(first) is not torch.nn.Parameter)
-        or first.is_meta
-        or (first.is_cuda and torch.cuda.is_current_stream_capturing())
+        or any(type(x) is not Tensor and type(x) is not torch.nn.Parameter for x in given)
+        or given[0].is_meta
+        or (given[0].is_cuda and torch.cuda.is_current_stream_capturing())
         or not _lock.acquire(blocking=False)
     ):
         return body(*inputs, *static)
@@ -241,7 +406,7 @@ def _watched(
             result = body(*inputs, *static)
         recording = None
         try:
-            tapes[signature] = tape.function(len(inputs), result)
+            tapes[signature] = tape.function(inputs, result)
         except Exception:
             tapes[signature] = tries + 1
         return result

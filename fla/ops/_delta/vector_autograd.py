@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -11,8 +10,8 @@ from torch import Tensor
 
 from fla.ops._common.ahead import ahead, possible
 from fla.ops._common.device_index import known_table
-from fla.ops._common.launch import on_device
-from fla.ops._common.tape import Body, taped
+from fla.ops._common.launch import aligned, on_device
+from fla.ops._common.tape import Known, once
 from fla.ops._delta.vector_work import VectorCall, Work
 
 
@@ -86,27 +85,9 @@ def _backward(
     return dq, dk, dv, dg, db, da, dbias, dh0
 
 
-@functools.lru_cache(maxsize=256)
-def _tapes(call: VectorCall, q: tuple[int, ...], v: tuple[int, ...]) -> dict[Any, Any]:
-    return {}
-
-
-def _run(what: str, body: Body, inputs: tuple[Tensor | None, ...], call: VectorCall, flag: bool) -> tuple[Any, ...]:
-    """``body``, written out once for its sizes."""
-    q, _, v, _, beta, a_log, dt_bias, _, cu = inputs[:9]
-    assert q is not None
-    assert v is not None
-    assert beta is not None
-    # Rates and biases come in any shape.
-    shapes = (None if a_log is None else a_log.shape, None if dt_bias is None else dt_bias.shape)
-    key = (what, flag, beta.dim(), *shapes, None if cu is None else cu.shape)
-    found: tuple[Any, ...] = taped(_tapes(call, q.shape, v.shape), key, body, inputs, call, flag)
-    return found
-
-
-def infer(inputs: tuple[Tensor | None, ...], call: VectorCall, final: bool) -> Any:
+def infer(inputs: tuple[Tensor | None, ...], known: Known, final: bool) -> Any:
     """(o, final state or None) without gradients; ``inputs`` as those of `VectorDelta`, `cu_seqlens` included."""
-    return _run("infer", _infer, inputs, call, final)
+    return known.run("infer", _infer, inputs, final)
 
 
 class VectorDelta(torch.autograd.Function):
@@ -128,24 +109,29 @@ class VectorDelta(torch.autograd.Function):
         dt_bias: Tensor | None,
         h0: Tensor | None,
         cu_seqlens: Tensor | None,
-        call: VectorCall,
+        known: Known,
         final: bool,
     ) -> tuple[Tensor, Tensor | None]:
         inputs = (q, k, v, g, beta, a_log, dt_bias, h0, cu_seqlens)
-        o, ht, *saved = _run("forward", _forward, inputs, call, final)
+        o, ht, *saved = known.run("forward", _forward, inputs, final)
         ctx.save_for_backward(*inputs, o, *saved)
-        ctx.call = call
+        ctx.known = known
         ctx.set_materialize_grads(False)
         return o, ht
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, do: Tensor | None, dht: Tensor | None) -> tuple[Any, ...]:
-        if do is None and dht is None:
-            return (None,) * 11
-        saved = ctx.saved_tensors
-        do = torch.zeros_like(saved[2]) if do is None else do.contiguous()
-        dht = None if dht is None else dht.contiguous()
-        with on_device(saved[0]):
-            grads = _run("backward", _backward, (*saved, do, dht), ctx.call, ctx.needs_input_grad[7])
-        return *grads, None, None, None
+        return once(_gradients, ctx, do, dht)
+
+
+def _gradients(ctx: Any, do: Tensor | None, dht: Tensor | None) -> tuple[Any, ...]:
+    if do is None and dht is None:
+        return (None,) * 11
+    saved = ctx.saved_tensors
+    do = torch.zeros_like(saved[2]) if do is None else aligned(do)
+    dht = None if dht is None else dht.contiguous()
+    with on_device(do):
+        into_state = ctx.needs_input_grad[7]
+        name = ("backward", into_state, dht is None)
+        grads = ctx.known.run(name, _backward, (*saved, do, dht), into_state)
+    return *grads, None, None, None

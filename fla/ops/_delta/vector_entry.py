@@ -4,15 +4,20 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fla.backends import needs_backward
 from fla.ops._common.gates import needs_range, to_output
 from fla.ops._common.launch import on_device
+from fla.ops._common.tape import Known, KnownCalls, look
 from fla.ops._delta.vector_autograd import VectorDelta, infer
 from fla.ops._delta.vector_covers import bounded_gate
 from fla.ops._delta.vector_work import VectorCall, Work
+
+_calls = KnownCalls()
 
 
 def _chunk_states(work: Work, states: Tensor, chunk_size: int, cu_seqlens_cpu: Tensor | None, v_first: bool) -> Tensor:
@@ -34,6 +39,13 @@ def _chunk_states(work: Work, states: Tensor, chunk_size: int, cu_seqlens_cpu: T
     else:
         x = x.view(work.B, -1, work.H, work.V, work.K)[:, : -(-work.T // chunk_size)]
     return (x if v_first else x.transpose(-1, -2)).contiguous()
+
+
+def _run(inputs: tuple[Any, ...], known: Known, final: bool) -> Any:
+    with on_device(inputs[0]):
+        if needs_backward(inputs):
+            return VectorDelta.apply(*inputs, known, final)
+        return infer(inputs, known, final)
 
 
 def chunk_vector(
@@ -68,6 +80,14 @@ def chunk_vector(
     ``safe_gate`` with a ready ``g`` takes the promise that decays lie in [-5, 0): stronger ones are cut just below -5.
     A gate bounded by ``lower_bound >= -5`` takes the same kernels by itself; every other gate is exact at any strength.
     """
+    gates = (A_log, dt_bias) if gate_in_kernel else (None, None)
+    inputs: tuple[Any, ...] = (q, k, v, g, beta, *gates, initial_state, cu_seqlens)
+    flags = (
+        scale, final, norm, gate_in_kernel, beta_mode, safe_gate, lower_bound, keep, chunk_states, v_first, uncovered,
+    )  # fmt: skip
+    known = _calls.get((look(inputs), flags))
+    if known is not None:
+        return _run(inputs, known, final)
     if needs_range(k.dtype, norm):
         found: tuple[Tensor | None, ...] = chunk_vector(
             q.float(),
@@ -104,20 +124,13 @@ def chunk_vector(
         uncovered=uncovered,
         keep=keep,
     )
-    q, k, v, g, beta = (x.contiguous() for x in (q, k, v, g, beta))
-    if gate == 0:
-        A_log = dt_bias = None
-    A_log, dt_bias, initial_state, cu_seqlens = (
-        None if x is None else x.contiguous() for x in (A_log, dt_bias, initial_state, cu_seqlens)
-    )
-    inputs = (q, k, v, g, beta, A_log, dt_bias, initial_state)
+    inputs = tuple(None if x is None else x.contiguous() for x in inputs)
+    if not chunk_states or needs_backward(inputs):
+        key = (look(inputs), flags)
+        return _run(inputs, _calls.get(key) or _calls.add(key, call), final)
+    q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens = inputs
     with on_device(q):
-        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
-            return VectorDelta.apply(*inputs, cu_seqlens, call, final)
-        if not chunk_states:
-            o, ht = infer((*inputs, cu_seqlens), call, final)
-            return o, ht
-        work = Work(call, *inputs[:-1], cu_seqlens)
+        work = Work(call, q, k, v, g, beta, A_log, dt_bias, cu_seqlens)
         work.prep(train=False)
         o = work.like(v)
         ht = work.final_state() if final else None
