@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """First calls of every module with an empty kernel cache, each in a process of its own.
 
-`first.py [--jobs N] [CASE ...]` prints the seconds of the first forward, of the first backward, and of a call of another
-length after that. torch, the module's class and the device are there before; whatever the call itself imports and
-compiles counts. `first.py --offline` compiles for sm90 without a GPU (benchmarks/ops/stub_driver.py).
+`first.py [--jobs N] [CASE ...]` prints the seconds of the first forward, of the first backward, and of a call of
+another length after that. torch, the module's class and the device are there before; whatever the call itself imports
+and compiles counts. `first.py --offline` compiles for sm90 without a GPU (benchmarks/ops/stub_driver.py).
 """
 
 from __future__ import annotations

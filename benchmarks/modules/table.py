@@ -41,8 +41,6 @@ CASES: dict[str, tuple[float, float, float, float]] = {
 NAMES = list(CASES)
 LIBRARIES = {"ours": "ours", "peer": "fla-core", "liger": "Liger"}
 LIGER = (0, 3, 6, 7)
-# What a process may take that compiles and tunes.
-SECONDS = {"ours": 120, "peer": 200, "liger": 100}
 
 
 def one(name: str, library: str) -> tuple[Callable[..., Any], list[Any], list[Any], Callable[..., Any]]:
@@ -226,19 +224,19 @@ def child(library: str, names: list[str], compile_only: bool) -> None:
         torch.cuda.empty_cache()
 
 
-def start(library: str, folder: str | None, names: list[str], compile_only: bool) -> subprocess.Popen[str]:
+def start(library: str, folder: str | None, names: list[str], compile_only: bool, cache: str) -> Any:
     here = Path(__file__).resolve()
     root = str(here.parents[2])
     rest = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and Path(p).resolve() != Path(root)]
     path = [root if folder is None else folder, str(here.parent), *rest]
     command = [sys.executable, str(here), "--child", library, *(["--compile"] if compile_only else []), *names]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}, cwd="/",
-    )  # fmt: skip
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
+    if folder and cache:
+        env["TRITON_CACHE_DIR"] = cache
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd="/")
 
 
-def collect(library: str, process: subprocess.Popen[str], seconds: float) -> Iterator[dict[str, Any]]:
+def collect(library: str, process: Any, seconds: float) -> Iterator[dict[str, Any]]:
     try:
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -304,6 +302,8 @@ def main() -> None:
     parser.add_argument("--peer", help="where fla-core is installed")
     parser.add_argument("--liger", help="where Liger-Kernel is installed")
     parser.add_argument("--compile", action="store_true", help="run everything once, print nothing but first calls")
+    parser.add_argument("--peer-cache", default="", help="TRITON_CACHE_DIR of the other libraries")
+    parser.add_argument("--seconds", type=float, default=600, help="stop after so long, with what there is")
     parser.add_argument("--json", help="file for all figures")
     parser.add_argument("--no-ours", action="store_true")
     parser.add_argument("--child", choices=LIBRARIES, help=argparse.SUPPRESS)
@@ -313,22 +313,26 @@ def main() -> None:
     if a.child:
         child(a.child, names, a.compile)
         return
-    folders = {k: v for k, v in (("ours", None), ("peer", a.peer), ("liger", a.liger)) if k == "ours" or v}
+    folders = {k: v for k, v in (("ours", None), ("liger", a.liger), ("peer", a.peer)) if k == "ours" or v}
     if a.no_ours:
         del folders["ours"]
     has = {k: [n for n in names if k != "liger" or NAMES.index(n) in LIGER] for k in folders}
     results: list[dict[str, Any]] = []
     began_at = time.perf_counter()
+
+    def left() -> float:
+        return max(1.0, a.seconds - (time.perf_counter() - began_at))
+
     if a.compile:
-        began = [(k, start(k, f, [n], True)) for k, f in folders.items() for n in has[k]]
+        began = [(k, start(k, f, [n], True, a.peer_cache)) for k, f in folders.items() for n in has[k]]
         for k, process in began:
-            results += collect(k, process, SECONDS[k])
+            results += collect(k, process, left())
         for r in results:
             print(f"{LIBRARIES[r['library']]}, {r['case']}: {r.get('wrong') or r['first']}")
         return
     for k, f in folders.items():
         t = time.perf_counter()
-        results += collect(k, start(k, f, has[k], False), SECONDS[k])
+        results += collect(k, start(k, f, has[k], False, a.peer_cache), left())
         print(f"{LIBRARIES[k]} took {time.perf_counter() - t:.0f} s", flush=True)
     show(results)
     total = time.perf_counter() - began_at
