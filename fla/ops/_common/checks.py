@@ -9,7 +9,8 @@ free: from CPU tensors, or anywhere under ``FLA_CHECK_INPUTS=1``, and never whil
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,6 +51,22 @@ def _shape_error(
     )
 
 
+_TENSORS = (Tensor, torch.nn.Parameter)
+_PLAIN = (type(None), bool, int, float)
+
+
+@functools.lru_cache(maxsize=1024)
+def _places(types: tuple[type, ...]) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | None:
+    """What picks the tensors out of values of these types, and what the others; None where a type is no plain data."""
+    if not all(t in _TENSORS or t in _PLAIN for t in types):
+        return None
+    chosen = [[i for i, t in enumerate(types) if (t in _TENSORS) is wanted] for wanted in (True, False)]
+    tensors, others = (operator.itemgetter(*places) if len(places) > 1 else None for places in chosen)
+    if tensors is None or others is None:
+        return None
+    return tensors, others
+
+
 def static_facts(values: Iterable[Any]) -> tuple[Any, ...] | None:
     """What checks of shapes, dtypes, devices, flags and gradients look at, as a key; None where that is no plain data.
 
@@ -57,23 +74,17 @@ def static_facts(values: Iterable[Any]) -> tuple[Any, ...] | None:
     """
     if torch.compiler.is_compiling():
         return None
-    grad = torch.is_grad_enabled()
-    key: list[Any] = [grad]
-    for x in values:
-        if x is None or x is True or x is False:
-            key.append(x)
-        elif type(x) is Tensor or type(x) is torch.nn.Parameter:
-            key += (x.shape, x.dtype, x.device, grad and x.requires_grad)
-        elif type(x) is int or type(x) is float:
-            key += (type(x), x)
-        else:
-            return None
-    found = tuple(key)
-    try:
-        hash(found)
-    except TypeError:  # sizes that are symbols
+    values = tuple(values)
+    types = tuple(map(type, values))
+    places = _places(types)
+    if places is None:
         return None
-    return found
+    tensors, others = places
+    grad = torch.is_grad_enabled()
+    key: list[Any] = [grad, types, others(values)]
+    for x in tensors(values):
+        key += (x.shape, x.dtype, x.device, grad and x.requires_grad)
+    return tuple(key)
 
 
 def check_tensor(name: str, value: Any) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 # mypy: ignore-errors
-"""Device code shared by the engines: helpers inlined into kernels, and the kernel behind `chunk_table`."""
+"""Device code shared by the engines: helpers inlined into kernels; chunk tables and sums of parts."""
 
 import triton
 import triton.language as tl
@@ -94,6 +94,18 @@ def tri_inv(L, C: tl.constexpr, PREC: tl.constexpr, BLOCK: tl.constexpr = 64):
         Lb = tl.where((r // 32) > (c // 32), L, 0.0)
         Y = Y - mdot(mdot(Y, Lb, PREC), Y, PREC)
     return Y
+
+
+@triton.jit(do_not_specialize=["n", "m"])
+def sum_parts_kernel(x, out, n, m, BLOCK: tl.constexpr):
+    """``x`` `[n, m]` fp32 summed over ``n``, rounded once."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    p = x + i
+    total = tl.zeros((BLOCK,), tl.float32)
+    for _ in range(n):
+        total += tl.load(p, mask=i < m, other=0.0)
+        p += m
+    tl.store(out + i, total.to(out.dtype.element_ty), mask=i < m)
 
 
 @triton.jit(do_not_specialize=["N", "T", "NT"])

@@ -56,15 +56,17 @@ def delta_op(
         )
 
         good: set[Any] = set()
+        # All of them are taken by position.
         data = tuple(names.index(name) for name in _DATA if name in names)
 
         def validate(*args: Any, **kwargs: Any) -> None:
             # Shapes, dtypes and flags that were right once are right. Offsets and slots have values, which are looked
             # at every time.
             key = None
-            if all(args[i] is None for i in data if i < len(args)) and not any(
-                kwargs.get(name) is not None for name in _DATA
-            ):
+            for i in data:
+                if i >= len(args) or args[i] is not None:
+                    break
+            else:
                 key = checks.static_facts((*args, *kwargs.values()))
                 if key in good:
                     return

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fla.ops._common.device_index import ChunkTable, chunk_table
 from fla.ops._common.launch import Fixed, Launcher
+from fla.ops._common.parts import sum_parts
 from fla.ops._common.policy import Chip, Launch, chip_of, has_descriptors
 from fla.ops._delta.vector_launch import (
     ONES_TYPES,
@@ -415,7 +416,7 @@ class Work:
         if self.erase:
             db = self.like(self.beta)
         else:
-            db = make(groups, B * T, H, dtype=torch.float32, device=self.q.device)
+            db = make(groups, B, T, H, dtype=torch.float32, device=self.q.device)
         da = self.new(groups * chunks, H, dtype=torch.float32) if self.setup.gates["RATE"] else None
         dbias = self.new(chunks, H, K, dtype=torch.float32) if self.setup.gates["BIAS"] else None
         tma = p.grad_tma
@@ -518,12 +519,12 @@ class Work:
         if group > 1:
             dq = dq.view(B, T, self.HK, group, K).sum(3)
             dk = dk.view(B, T, self.HK, group, K).sum(3)
-        dbeta = db if self.erase else (db[0] if groups == 1 else db.sum(0)).view(B, T, H)
+        dbeta = db if self.erase else sum_parts(db, self.beta.dtype)
         return (
             dq.to(self.q.dtype),
             dk.to(self.k.dtype),
             dg,
-            dbeta.to(self.beta.dtype),
+            dbeta,
             None if da is None or self.a_log is None else da.sum(0).view_as(self.a_log).to(self.a_log.dtype),
             None
             if dbias is None or self.dt_bias is None
