@@ -12,7 +12,7 @@ from fla.backends import needs_backward
 from fla.ops._common.device_index import chunk_table, known_table
 from fla.ops._common.gates import needs_range, to_output
 from fla.ops._common.launch import aligned, on_device
-from fla.ops._common.tape import Body, taped
+from fla.ops._common.tape import Known, KnownCalls, look, once
 from fla.ops._delta import scalar
 from fla.ops._delta.scalar import ScalarCall
 
@@ -40,7 +40,8 @@ def _forward(
 def _backward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, A_log: Tensor | None, dt_bias: Tensor | None,
     h0: Tensor | None, read: Tensor | None, cu: Tensor | None, T: Tensor, A: Tensor, sc: Tensor, entry: Tensor | None,
-    rows: Tensor | None, offsets: Tensor | None, do: Tensor, dht: Tensor | None, call: ScalarCall, into_state: bool,
+    rows: Tensor | None, offsets: Tensor | None, o: Tensor | None, do: Tensor, dht: Tensor | None, call: ScalarCall,
+    into_state: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     if cu is not None and rows is not None and offsets is not None:
         call = call.packed(known_table(k.shape[1], call.plan.chunk, cu, rows, offsets))
@@ -50,7 +51,7 @@ def _backward(
     assert S is not None
     assert U is not None
     dv, X = scalar.reverse(call, q, k, do, T, A, sc, dht, dh0, read)
-    r = scalar.gradients(call, q, k, v, g, beta, A_log, dt_bias, do, dv, S, U, X, sc, read)
+    r = scalar.gradients(call, q, k, v, g, beta, A_log, dt_bias, do, dv, S, U, X, sc, read, o)
     dg = None if r.dg is None or g is None else r.dg.to(g.dtype)
     dA = dbias = None
     if r.dy is not None and A_log is not None:
@@ -61,49 +62,42 @@ def _backward(
     return r.dq, r.dk, dv, dg, r.dbeta.to(beta.dtype), dA, dbias, dh0, r.dread
 
 
-def _run(
-    call: ScalarCall, what: str, body: Body, inputs: tuple[Tensor | None, ...], *static: Any
-) -> tuple[Any, ...]:  # fmt: skip
-    """``body``, written out once for its sizes. A call that came with a table of its own runs as it is."""
-    if call.table.varlen:
-        return body(*inputs, call, *static)
-    # Rates and biases come in any shape.
-    shapes = tuple(None if inputs[i] is None else inputs[i].shape for i in (5, 6, 9))  # type: ignore[union-attr]
-    found: tuple[Any, ...] = taped(call.tapes, (what, *static, shapes), body, inputs, call, *static)
-    return found
-
-
 class ScalarDelta(torch.autograd.Function):
     """(o, final state or None) of the delta rule with no or scalar decay; see `delta_rule`."""
 
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, A_log: Tensor | None,
-        dt_bias: Tensor | None, h0: Tensor | None, read: Tensor | None, cu: Tensor | None, call: ScalarCall,
+        dt_bias: Tensor | None, h0: Tensor | None, read: Tensor | None, cu: Tensor | None, known: Known,
         final: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         inputs = (q, k, v, g, beta, A_log, dt_bias, h0, read, cu)
-        o, ht, *saved = _run(call, "forward", _forward, inputs, final, True)
-        ctx.save_for_backward(*inputs, *saved)
-        ctx.call = call
+        o, ht, *saved = known.run("forward", _forward, inputs, final, True)
+        ctx.save_for_backward(*inputs, *saved, o if known.call.keeps_output else None)
+        ctx.known = known
         ctx.set_materialize_grads(False)
         return o, ht
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, do: Tensor | None, dht: Tensor | None = None) -> tuple[Tensor | None, ...]:
-        if do is None and dht is None:
-            return (None,) * 12
-        saved = ctx.saved_tensors
-        do = torch.zeros_like(saved[2]) if do is None else aligned(do)
-        dht = None if dht is None else dht.contiguous()
-        with on_device(saved[0]):
-            grads = _run(ctx.call, "backward", _backward, (*saved, do, dht), ctx.needs_input_grad[7])
-        return *grads, None, None, None
+        found: tuple[Tensor | None, ...] = once(_gradients, ctx, do, dht)
+        return found
 
 
-def _c(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.contiguous()
+def _gradients(ctx: Any, do: Tensor | None, dht: Tensor | None) -> tuple[Tensor | None, ...]:
+    if do is None and dht is None:
+        return (None,) * 12
+    saved = ctx.saved_tensors
+    do = torch.zeros_like(saved[2]) if do is None else aligned(do)
+    dht = None if dht is None else dht.contiguous()
+    with on_device(do):
+        into_state = ctx.needs_input_grad[7]
+        name = ("backward", into_state, dht is None)
+        grads = ctx.known.run(name, _backward, (*saved, do, dht), into_state)
+    return *grads, None, None, None
+
+
+_calls = KnownCalls()
 
 
 def delta_rule(
@@ -120,6 +114,11 @@ def delta_rule(
     through ``beta_scale * sigmoid``. ``read``: a read key of its own, like k; ``before``: the state is read before its
     decay. ``make`` fixes the plan, for checks. Arguments have been checked by the public functions.
     """
+    inputs: tuple[Any, ...] = (q, k, v, g, beta, A_log, dt_bias, initial_state, read, cu_seqlens)
+    flags = (scale, output_final_state, norm, beta_scale, v_first, before)
+    known = None if make else _calls.get((look(inputs), flags))
+    if known is not None:
+        return _run(inputs, known, output_final_state)
     if needs_range(k.dtype, norm) and not make:
         o, ht = delta_rule(
             q.float(), k.float(), v.float(), g, beta, scale=scale, initial_state=initial_state,
@@ -129,16 +128,29 @@ def delta_rule(
         return to_output(o, v.dtype), ht
     q, k, v, beta = aligned(q), aligned(k), aligned(v), beta.contiguous()
     read = None if read is None else aligned(read)
-    g, A_log, dt_bias, h0 = _c(g), _c(A_log), _c(dt_bias), _c(initial_state)
-    scale = k.shape[-1] ** -0.5 if scale is None else scale
-    with on_device(q):
-        call = ScalarCall.make(
-            k, v, scale, norm, beta_scale, v_first, cu_seqlens, read=read is not None, before=before, **make
-        )
-        if k.numel() == 0 or v.numel() == 0 or call.table.sequences == 0:
-            return _empty_result(call, v, h0, output_final_state)
-        inputs = (q, k, v, g, beta, A_log, dt_bias, h0, read, None if call.table.varlen else _c(cu_seqlens))
+    inputs = (q, k, v, g, beta, A_log, dt_bias, initial_state, read, cu_seqlens)
+    inputs = tuple(None if x is None else x.contiguous() for x in inputs)
+    key = (look(inputs), flags)
+    known = None if make else _calls.get(key)
+    if known is None:
+        scale = k.shape[-1] ** -0.5 if scale is None else scale
+        with on_device(q):
+            call = ScalarCall.make(
+                k, v, scale, norm, beta_scale, v_first, cu_seqlens, read=read is not None, before=before, **make
+            )
+            if k.numel() == 0 or v.numel() == 0 or call.table.sequences == 0:
+                return _empty_result(call, v, inputs[7], output_final_state)
+        known = Known(call) if make else _calls.add(key, call)
+    return _run(inputs, known, output_final_state)
+
+
+def _run(inputs: tuple[Any, ...], known: Known, final: bool) -> tuple[Tensor, Tensor | None]:
+    if known.call.table.varlen:
+        # The call came with a table of its own.
+        inputs = (*inputs[:-1], None)
+    with on_device(inputs[0]):
         if needs_backward(inputs):
-            return ScalarDelta.apply(*inputs, call, output_final_state)
-        out, state = _run(call, "forward", _forward, inputs, output_final_state, False)
-    return out, state
+            found: tuple[Tensor, Tensor | None] = ScalarDelta.apply(*inputs, known, final)
+        else:
+            found = known.run("infer", _forward, inputs, final, False)
+    return found

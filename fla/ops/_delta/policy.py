@@ -21,12 +21,15 @@ class ScalarPlan:
         descriptors: whether full tiles go through tensor descriptors.
         dot: ``input_precision`` of the products (matters for fp32 operands only).
         inverse: precision of the products in the triangular inverse, see `mdot`.
+        step: tokens a step of the scans; a part of a chunk where its tiles are too wide for three at once.
         block_k: K padded to a power of two.
         block_v: V columns of a program of the forward scan, of the recomputing scan and of the reverse scan.
-        prep_k, grad_k, grad_v: blocks of the first stage and of the chunk gradient.
+        prep_k, grad_k, grad_v: blocks of the first stage and of the chunk gradient; scores_v: V block of the score
+            gradients, a stage of their own where ``grad_k`` is not all of K.
     """
 
     chunk: int
+    step: int
     descriptors: bool
     dot: str
     inverse: str
@@ -35,25 +38,28 @@ class ScalarPlan:
     prep_k: int
     grad_k: int
     grad_v: int
+    scores_v: int
     prep: Launch
     forward: Launch
     recompute: Launch
     reverse: Launch
     grad: Launch
+    scores: Launch
     chip: Chip
 
     @functools.cached_property
     def options(self) -> tuple[dict[str, Any], ...]:
-        """Compiler options of prep, forward, recompute, reverse and grad, in this order."""
-        return tuple(x.options(self.chip) for x in (self.prep, self.forward, self.recompute, self.reverse, self.grad))
+        """Compiler options of prep, forward, recompute, reverse, grad and scores, in this order."""
+        stages = (self.prep, self.forward, self.recompute, self.reverse, self.grad, self.scores)
+        return tuple(x.options(self.chip) for x in stages)
 
 
 def scalar_plan(
     chip: Chip, dtype: torch.dtype, K: int, V: int, heads: int, norm: bool, read: bool = False
 ) -> ScalarPlan:
-    """The plan for ``heads`` = sequences times value heads. Only whether the heads fill the chip twice matters.
+    """The plan for ``heads`` = sequences times value heads. Only whether their narrow V blocks fill the chip matters.
     ``read``: the op has a read key of its own, one more tile of each step."""
-    return _scalar_plan(chip, dtype, K, V, 2 * heads <= chip.sms, norm, read)
+    return _scalar_plan(chip, dtype, K, V, heads * max(2, -(-V // 64)) <= chip.sms, norm, read)
 
 
 @planned
@@ -69,43 +75,45 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool, norm
     if wide:
         scan = Launch(8 if bk > 128 else 4)
         return ScalarPlan(
-            chunk=32, descriptors=False, dot=chip.exact, inverse=inverse, block_k=bk, block_v=min(bv, 32),
-            prep_k=min(bk, 32), grad_k=min(bk, 32), grad_v=min(bv, 32), prep=Launch(4), forward=scan, recompute=scan,
-            reverse=scan, grad=Launch(4), chip=chip,
+            chunk=32, step=32, descriptors=False, dot=chip.exact, inverse=inverse, block_k=bk, block_v=min(bv, 32),
+            prep_k=min(bk, 32), grad_k=min(bk, 32), grad_v=min(bv, 32), scores_v=min(bv, 32), prep=Launch(4),
+            forward=scan, recompute=scan, reverse=scan, grad=Launch(4), scores=Launch(4), chip=chip,
         )  # fmt: skip
     if chip.vendor != "interpreter" and chip.arch // 10 not in (9, 10):
         # Without warp-group products all operands pass through registers: half the tile.
         block_v = min(bv, 64)
         scan = Launch(8 if bk > 64 else 4, _stages(chip, 32, bk, block_v, 2, read))
         return ScalarPlan(
-            chunk=32, descriptors=False, dot=chip.wide, inverse=inverse, block_k=bk, block_v=block_v,
-            prep_k=min(bk, 128), grad_k=min(bk, 64), grad_v=min(bv, 64), prep=Launch(4), forward=scan, recompute=scan,
-            reverse=scan, grad=Launch(4), chip=chip,
+            chunk=32, step=32, descriptors=False, dot=chip.wide, inverse=inverse, block_k=bk, block_v=block_v,
+            prep_k=min(bk, 128), grad_k=min(bk, 64), grad_v=min(bv, 64), scores_v=min(bv, 64), prep=Launch(4),
+            forward=scan, recompute=scan, reverse=scan, grad=Launch(4), scores=Launch(4), chip=chip,
         )  # fmt: skip
-    # Two V blocks a head only where all programs still run at once: one program fills a multiprocessor. K above 128
-    # leaves room for a narrow block only.
-    block_v = 128 if bv > 64 and bk <= 128 and not few else min(bv, 64)
-    stages = _stages(chip, 64, bk, block_v, 3, read)
+    # Narrow V blocks only where all programs still run at once: one program fills a multiprocessor. K above 128 leaves
+    # room for the tiles of half a chunk only.
+    block_v = 128 if bv > 64 and not few else min(bv, 64)
+    step = 32 if bk > 128 else 64
+    stages = _stages(chip, step, bk, block_v, 3, read)
     if stages == 1:
         block_v = min(bv, 64)
         # Descriptor loads that nothing pipelines have gone wrong before (findings/gdn-forward, lesson 8).
         descriptors = False
-    scan = Launch(8 if block_v > 64 or bk > 128 else 4, stages)
+    scan = Launch(8 if block_v > 64 else 4, stages)
     # The recomputing scan has no q and no A, so with a read key it may run one step further ahead.
     again = scan
-    if read and stages == 2 and 3 * 2 * 64 * (2 * bk + block_v + 64) + 2 * block_v * (bk + 64) <= chip.smem:
+    if read and stages == 2 and 3 * 2 * step * (2 * bk + block_v + step) + 2 * block_v * (bk + step) <= chip.smem:
         again = Launch(scan.warps, 3)
     return ScalarPlan(
-        chunk=64, descriptors=descriptors, dot=chip.wide, inverse=inverse, block_k=bk, block_v=block_v,
-        prep_k=bk, grad_k=min(bk, 128), grad_v=min(bv, 128), prep=Launch(4, 1, 128), forward=scan, recompute=again,
-        reverse=scan, grad=Launch(4), chip=chip,
+        chunk=64, step=step, descriptors=descriptors, dot=chip.wide, inverse=inverse, block_k=bk, block_v=block_v,
+        prep_k=bk, grad_k=64 if bk > 128 else bk, grad_v=min(bv, 64 if bk > 128 else 128), scores_v=min(bv, 64),
+        prep=Launch(4, 1, 128), forward=scan, recompute=again, reverse=scan, grad=Launch(4, 2 if bk > 128 else 1),
+        scores=Launch(4), chip=chip,
     )  # fmt: skip
 
 
 def _stages(chip: Chip, chunk: int, block_k: int, block_v: int, most: int, read: bool) -> int:
     """How many steps of a scan fit in shared memory beside the tile that is stored: q, k, v, T and A of a step."""
     step = 2 * chunk * ((3 if read else 2) * block_k + block_v) + 2 * 2 * chunk * chunk
-    return max(1, min(most, (chip.smem - 2 * min(block_k, 128) * block_v) // step))
+    return max(1, min(most, (chip.smem - 2 * block_k * block_v) // step))
 
 
 def time_segments(plan: ScalarPlan, chip: Chip, heads: int, V: int, chunks: int) -> int:

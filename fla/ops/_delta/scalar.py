@@ -16,12 +16,14 @@ from fla.ops._common.policy import Chip, chip_of
 from fla.ops._delta.kernels.scalar_grad import scalar_fold, scalar_grad
 from fla.ops._delta.kernels.scalar_prep import SC, scalar_prep
 from fla.ops._delta.kernels.scalar_scan import scalar_merge, scalar_reverse, scalar_scan
+from fla.ops._delta.kernels.scalar_wide import scalar_scores, scalar_wide_grad
 from fla.ops._delta.policy import ScalarPlan, scalar_plan, time_segments
 
 _SC = SC.value
 _prep, _scan, _reverse = Launcher(scalar_prep), Launcher(scalar_scan), Launcher(scalar_reverse)
 _PLAIN = {"num_warps": 4, "num_stages": 1}
 _grad, _fold, _merge = Launcher(scalar_grad), Launcher(scalar_fold), Launcher(scalar_merge)
+_scores, _wide_grad = Launcher(scalar_scores), Launcher(scalar_wide_grad)
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,11 @@ class ScalarCall:
             segments = time_segments(plan, chip, sequences * v.shape[2], v.shape[-1], table.chunks // max(sequences, 1))
         return cls(Shape.of(k, v), plan, chip, table, scale, beta_scale, norm, v_first, segments, before)
 
+    @property
+    def keeps_output(self) -> bool:
+        """Whether the backward reads the output: what the norms take away needs all of K, or that."""
+        return self.norm and self.plan.grad_k < self.shape.K
+
     def packed(self, table: ChunkTable) -> ScalarCall:
         """This call with the table of its sequences; what launches have in common stays in one place."""
         return replace(self, table=table)
@@ -133,7 +140,8 @@ def prepare(
         k if read is None else _descriptor(read, rows, s.H * s.K, C, p.prep_k, d),
         beta if g is None else g, beta, beta if A_log is None else A_log, beta if dt_bias is None else dt_bias, T,
         _descriptor(T, tiles * C, C, C, C, d), A, _descriptor(A, tiles * C, C, C, C, d), sc,
-        sc if t.rows is None else t.rows, s.T, t.per_sequence, s.H, s.HV, call.scale, call.beta_scale, int(save),
+        sc if t.rows is None else t.rows, s.T, t.per_sequence, s.H, s.HV, call.scale, call.beta_scale,
+        int(save or p.step < C),
     )  # fmt: skip
     key = ("prep", _gate_mode(g, A_log), dt_bias is not None, read is not None)
     run = call.launches.get(key)
@@ -154,17 +162,18 @@ def _scan_args(
     read: Tensor | None,
 ) -> tuple[Any, ...]:  # fmt: skip
     p, t, s = call.plan, call.table, call.shape
-    C, tiles, rows, d = p.chunk, t.chunks * s.HV, s.B * s.T, p.descriptors
+    C, tiles, rows, d, step = p.chunk, t.chunks * s.HV, s.B * s.T, p.descriptors, p.step
     out = d and o is not None
     return (
-        q, k, k if read is None else read, v, _descriptor(q, rows, s.H * s.K, C, p.block_k, out),
-        _descriptor(k, rows, s.H * s.K, C, p.block_k, d),
-        k if read is None else _descriptor(read, rows, s.H * s.K, C, p.block_k, d),
-        _descriptor(v, rows, s.HV * s.V, C, bv, d), T, _descriptor(T, tiles * C, C, C, C, d), A,
-        _descriptor(A, tiles * C, C, C, C, out), sc, v if o is None else o,
-        v if o is None else _descriptor(o, rows, s.HV * s.V, C, bv, d),
+        q, k, k if read is None else read, v, _descriptor(q, rows, s.H * s.K, step, p.block_k, out),
+        _descriptor(k, rows, s.H * s.K, step, p.block_k, d),
+        k if read is None else _descriptor(read, rows, s.H * s.K, step, p.block_k, d),
+        _descriptor(v, rows, s.HV * s.V, step, bv, d), T, _descriptor(T, tiles * C, C, step, step, d), A,
+        _descriptor(A, tiles * C, C, step, step, out), sc, v if o is None else o,
+        v if o is None else _descriptor(o, rows, s.HV * s.V, step, bv, d),
         k if S is None else S, k if S is None else _descriptor(S, tiles * s.V, s.K, bv, p.block_k, d),
-        k if U is None else U, k if U is None else _descriptor(U, tiles * s.V, C, bv, C, d), sc if h0 is None else h0,
+        k if U is None else U, k if U is None else _descriptor(U, tiles * s.V, C, bv, step, d),
+        sc if h0 is None else h0,
         sc if ht is None else ht, sc if entry is None else entry, sc if t.cu is None else t.cu,
         sc if t.offsets is None else t.offsets, s.T, t.per_sequence, s.H, s.HV, int(h0 is not None),
         int(ht is not None), call.segments, parts,
@@ -177,8 +186,9 @@ def _scan_run(call: ScalarCall, bv: int, out: bool, save: bool, split: int, read
     if run is None:
         p, s = call.plan, call.shape
         meta = {
-            "K": s.K, "V": s.V, "BK": p.block_k, "BV": bv, "C": p.chunk, "OUT": out, "SAVE": save, "SPLIT": split,
-            "READ": read, "VFIRST": call.v_first, "VARLEN": call.table.varlen, "TAIL": call.tail, "DESC": p.descriptors,
+            "K": s.K, "V": s.V, "BK": p.block_k, "BV": bv, "C": p.chunk, "CS": p.step, "OUT": out, "SAVE": save,
+            "SPLIT": split, "READ": read, "BEFORE": call.before, "VFIRST": call.v_first, "VARLEN": call.table.varlen,
+            "TAIL": call.tail, "DESC": p.descriptors,
             "DOT": p.dot, "STAGES": (p.forward if out else p.recompute).stages,
         }  # fmt: skip
         run = call.launches[key] = _scan.fix(meta, p.options[1 if out else 2])
@@ -260,14 +270,14 @@ def _reverse_run(
     dh0: Tensor | None, read: Tensor | None, dv: Tensor, X: Tensor, entry: Tensor | None, split: int,
 ) -> None:  # fmt: skip
     p, t, s = call.plan, call.table, call.shape
-    C, tiles, rows, d, bv = p.chunk, t.chunks * s.HV, s.B * s.T, p.descriptors, p.block_v
+    C, tiles, rows, d, bv, step = p.chunk, t.chunks * s.HV, s.B * s.T, p.descriptors, p.block_v, p.step
     parts = call.segments - 1 if split == 2 else call.segments
     args = (
-        q, k, k if read is None else read, do, _descriptor(q, rows, s.H * s.K, C, p.block_k, d),
-        _descriptor(k, rows, s.H * s.K, C, p.block_k, d),
-        k if read is None else _descriptor(read, rows, s.H * s.K, C, p.block_k, d),
-        _descriptor(do, rows, s.HV * s.V, C, bv, d), T, _descriptor(T, tiles * C, C, C, C, d), A,
-        _descriptor(A, tiles * C, C, C, C, d), sc, dv, _descriptor(dv, rows, s.HV * s.V, C, bv, d), X,
+        q, k, k if read is None else read, do, _descriptor(q, rows, s.H * s.K, step, p.block_k, d),
+        _descriptor(k, rows, s.H * s.K, step, p.block_k, d),
+        k if read is None else _descriptor(read, rows, s.H * s.K, step, p.block_k, d),
+        _descriptor(do, rows, s.HV * s.V, step, bv, d), T, _descriptor(T, tiles * C, C, step, step, d), A,
+        _descriptor(A, tiles * C, C, step, step, d), sc, dv, _descriptor(dv, rows, s.HV * s.V, step, bv, d), X,
         _descriptor(X, tiles * s.V, s.K, bv, p.block_k, d), sc if dht is None else dht, sc if dh0 is None else dh0,
         sc if entry is None else entry, sc if t.cu is None else t.cu, sc if t.offsets is None else t.offsets, s.T,
         t.per_sequence, s.H, s.HV, int(dht is not None), int(dh0 is not None), call.segments, parts,
@@ -276,9 +286,9 @@ def _reverse_run(
     run = call.launches.get(key)
     if run is None:
         meta = {
-            "K": s.K, "V": s.V, "BK": p.block_k, "BV": bv, "C": C, "SPLIT": split, "READ": key[1],
-            "VFIRST": call.v_first, "VARLEN": t.varlen, "TAIL": call.tail, "DESC": d, "DOT": p.dot,
-            "STAGES": p.reverse.stages,
+            "K": s.K, "V": s.V, "BK": p.block_k, "BV": bv, "C": C, "CS": step, "SPLIT": split, "READ": key[1],
+            "BEFORE": call.before, "VFIRST": call.v_first, "VARLEN": t.varlen, "TAIL": call.tail, "DESC": d,
+            "DOT": p.dot, "STAGES": p.reverse.stages,
         }  # fmt: skip
         run = call.launches[key] = _reverse.fix(meta, p.options[3])
     blocks = -(-s.V // bv) - (-s.K // bv if split == 2 else 0)
@@ -301,43 +311,63 @@ class Gradients:
 def gradients(
     call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, A_log: Tensor | None,
     dt_bias: Tensor | None, do: Tensor, dv: Tensor, S: Tensor, U: Tensor, X: Tensor, sc: Tensor,
-    read: Tensor | None = None,
+    read: Tensor | None = None, o: Tensor | None = None,
 ) -> Gradients:  # fmt: skip
+    """``o``, the output, is needed where `ScalarCall.keeps_output`."""
     p, t, s = call.plan, call.table, call.shape
     C, tiles, rows, d = p.chunk, t.chunks * s.HV, s.B * s.T, p.descriptors
     blocks = -(-s.K // p.grad_k)
-    fold = blocks > 1 or s.HV > s.H
+    wide = blocks > 1
     mode = _gate_mode(g, A_log)
     shape = (s.B, s.T, s.HV)
     kind: dict[str, Any] = {"device": k.device, "dtype": torch.float32}
     # Partial sums stay fp32; what is final is written in the caller's dtype at once.
-    db = torch.empty((blocks, *shape), **kind) if blocks > 1 else torch.empty(shape, device=k.device, dtype=beta.dtype)
-    dg = dy = part = None
+    db = torch.empty((blocks, *shape), **kind) if wide else torch.empty(shape, device=k.device, dtype=beta.dtype)
+    dg = dy = None
     if g is not None:
-        direct = blocks == 1 and mode == 1
+        direct = not wide and mode == 1
         dg = torch.empty(shape, device=k.device, dtype=g.dtype) if direct else torch.empty((blocks, *shape), **kind)
         dy = torch.empty((blocks, *shape), **kind) if mode == 2 else None
-    if call.norm and blocks > 1:
-        part = torch.empty((blocks, *shape, 2 if read is None else 3), **kind)
     dq = q.new_empty(s.B, s.T, s.HV, s.K)
     dk = torch.empty_like(dq)
     dread = None if read is None else torch.empty_like(dq)
     bv, bk = p.grad_v, p.grad_k
-    main = (
+    EF = part = None
+    if wide:
+        EF, part = _score_gradients(call, v, o, do, dv, U, sc, beta, read)
+    loop = d and wide
+    inputs = (
         q, k, k if read is None else read, do, dv, _descriptor(q, rows, s.H * s.K, C, bk, d),
         _descriptor(k, rows, s.H * s.K, C, bk, d), k if read is None else _descriptor(read, rows, s.H * s.K, C, bk, d),
-        U, S, _descriptor(S, tiles * s.V, s.K, bv, bk, d),
-        X, _descriptor(X, tiles * s.V, s.K, bv, bk, d), sc, beta if g is None else g, beta if A_log is None else A_log,
-        beta if dt_bias is None else dt_bias, dq, _descriptor(dq, rows, s.HV * s.K, C, bk, d),
-        dk, _descriptor(dk, rows, s.HV * s.K, C, bk, d), dk if dread is None else dread,
+    )  # fmt: skip
+    values = (_descriptor(do, rows, s.HV * s.V, C, bv, loop), _descriptor(dv, rows, s.HV * s.V, C, bv, loop))
+    states = (S, _descriptor(S, tiles * s.V, s.K, bv, bk, d), X, _descriptor(X, tiles * s.V, s.K, bv, bk, d))
+    gate = (sc, beta if g is None else g, beta if A_log is None else A_log, beta if dt_bias is None else dt_bias)
+    results = (
+        dq, _descriptor(dq, rows, s.HV * s.K, C, bk, d), dk, _descriptor(dk, rows, s.HV * s.K, C, bk, d),
+        dk if dread is None else dread,
         dk if dread is None else _descriptor(dread, rows, s.HV * s.K, C, bk, d),
     )  # fmt: skip
-    rest = (
-        db if dg is None else dg, db, sc if dy is None else dy, sc if part is None else part,
+    sums = (db if dg is None else dg, db, sc if dy is None else dy)
+    index = (
         sc if t.rows is None else t.rows, sc if t.cu is None else t.cu, sc if t.offsets is None else t.offsets,
-        s.T, t.per_sequence, s.H, s.HV, rows, call.scale**-2 if call.scale else 0.0,
-        1.0 / call.beta_scale if call.beta_scale else 0.0,
+        s.T, t.per_sequence, s.H, s.HV,
     )  # fmt: skip
+    beta_inv = 1.0 / call.beta_scale if call.beta_scale else 0.0
+    main: tuple[Any, ...]
+    rest: tuple[Any, ...]
+    if EF is not None:
+        scores = (EF, _descriptor(EF, 2 * tiles * C, C, C, C, d))
+        news = (U, _descriptor(U, tiles * s.V, C, bv, C, d))
+        main = (*inputs, *values, *news, *states, *scores, *gate, *results)
+        plain = (
+            *inputs[:5], *inputs[:3], do, dv, U, U, S, S, X, X, EF, EF, *gate, *(x for x in results[::2] for _ in "pd")
+        )  # fmt: skip
+        rest = (*sums, sc if part is None else part, *index, rows, beta_inv)
+    else:
+        main = (*inputs, U, *states, *gate, *results)
+        plain = (*inputs[:5], *inputs[:3], U, S, S, X, X, *gate, *(x for x in results[::2] for _ in "pd"))
+        rest = (*sums, *index, call.scale**-2 if call.scale else 0.0, beta_inv)
 
     def run(tails: bool) -> Fixed:
         key = ("grad", tails, mode, dt_bias is not None, read is not None)
@@ -345,31 +375,56 @@ def gradients(
         if fixed is None:
             meta = {
                 "K": s.K, "V": s.V, "BK": bk, "BV": bv, "C": C, "NORM": call.norm, "DECAY": mode, "BIAS": key[3],
-                "PROJECT": blocks == 1, "READ": key[4], "BEFORE": call.before, "VARLEN": t.varlen,
-                "DESC": d and not tails, "TAILS": tails, "DOT": p.dot,
+                "READ": key[4], "BEFORE": call.before, "VARLEN": t.varlen, "DESC": d and not tails, "TAILS": tails,
+                "DOT": p.dot,
             }  # fmt: skip
-            fixed = call.launches[key] = _grad.fix(meta, p.options[4])
+            if wide:
+                meta["STAGES"] = p.grad.stages
+            fixed = call.launches[key] = (_wide_grad if wide else _grad).fix(meta, p.options[4])
         return fixed
 
     given = (q, k, do, g, beta, A_log, dt_bias, t.cu)
     if not d or t.varlen or s.T >= C:
         run(False)(blocks * tiles, (*main, *rest), given)
     if d and (t.varlen or s.T % C):
-        tails = (*main[:5], *main[:3], U, S, S, X, X, *main[13:17], dq, dq, dk, dk, main[21], main[21])
-        run(True)(blocks * s.HV * t.sequences, (*tails, *rest), given)
-    if fold:
+        run(True)(blocks * s.HV * t.sequences, (*plain, *rest), given)
+    if s.HV > s.H:
         dqh, dkh, drh, dq, dk = dq, dk, dread, torch.empty_like(q), torch.empty_like(k)
         dread = None if read is None else torch.empty_like(read)
         width = min(p.block_k, 128)
         _fold(
-            -(-s.K // width) * s.H * -(-rows // 32), (q, k, k if read is None else read, dqh, dkh,
-            dkh if drh is None else drh, sc if part is None else part, dq, dk, dk if dread is None else dread, rows,
-            s.H, s.HV),
-            {"K": s.K, "NK": blocks, "BR": 32, "BK": width, "FACTORS": part is not None, "READ": read is not None},
-            _PLAIN, (q, k),
+            -(-s.K // width) * s.H * -(-rows // 32),
+            (dqh, dkh, dkh if drh is None else drh, dq, dk, dk if dread is None else dread, rows, s.H, s.HV),
+            {"K": s.K, "BR": 32, "BK": width, "READ": read is not None}, _PLAIN, (q, k),
         )  # fmt: skip
-    if blocks > 1:
+    if wide:
         db = db.sum(0)
     if dg is not None and dg.dim() == 4:
         dg = dg.sum(0)
     return Gradients(dq, dk, dg, db, None if dy is None else dy.sum(0), dread)
+
+
+def _score_gradients(
+    call: ScalarCall, v: Tensor, o: Tensor | None, do: Tensor, dv: Tensor, U: Tensor, sc: Tensor, beta: Tensor,
+    read: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """E and F of all chunks, and what the norms take away."""
+    p, t, s = call.plan, call.table, call.shape
+    C, tiles = p.chunk, t.chunks * s.HV
+    EF = U.new_empty(2 * tiles, C, C)
+    part = sc.new_empty(tiles, 3, C) if call.norm else None
+    key = ("scores", read is not None)
+    run = call.launches.get(key)
+    if run is None:
+        meta = {
+            "V": s.V, "BV": p.scores_v, "C": C, "NORM": call.norm, "READ": key[1], "BEFORE": call.before,
+            "VARLEN": t.varlen, "DOT": p.dot,
+        }  # fmt: skip
+        run = call.launches[key] = _scores.fix(meta, p.options[5])
+    run(
+        tiles,
+        (v, v if o is None else o, do, dv, U, sc, EF, sc if part is None else part, sc if t.rows is None else t.rows,
+         s.T, t.per_sequence, s.H, s.HV, call.scale**-2 if call.scale else 0.0),
+        (v, do),
+    )  # fmt: skip
+    return EF, part

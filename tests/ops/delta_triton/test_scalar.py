@@ -106,6 +106,27 @@ def test_stretches_of_time_side_by_side(cu, descriptors):
     check(run(x, cu=cu, change=change, segments=4), 3e-3)
 
 
+STEPS = {"step": 16, "chunk": 32}
+
+
+@pytest.mark.parametrize("descriptors", [False, True])
+@pytest.mark.parametrize("cu", [None, [0, 3, 3, 60, 85]])
+def test_scans_in_steps_of_half_a_chunk(cu, descriptors):
+    sequences = None if cu is None else 4
+    x = make_inputs(T=85, H=1, HV=2, K=32, V=32, initial=True, sequences=sequences)
+    check(run(x, cu=cu, change={**STEPS, "descriptors": descriptors}))
+
+
+def test_half_chunks_of_stretches_of_time_and_of_gates_that_forget_everything():
+    x = make_inputs(T=130, K=16, V=16)
+    x["g"][:, ::5] = -1000.0
+    check(run(x, change=STEPS, segments=2), 5e-5)
+
+
+def test_half_chunks_with_a_read_key_of_its_own():
+    check(run(make_inputs(T=85, K=16, V=16, read=True, initial=True), change=STEPS, before=True))
+
+
 @pytest.mark.parametrize("norm", [True, False])
 def test_head_dims_in_blocks(norm):
     blocks = {"prep_k": 16, "grad_k": 16, "grad_v": 16, "block_v": 16}

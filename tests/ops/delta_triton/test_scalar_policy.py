@@ -28,6 +28,13 @@ def test_only_the_size_class_of_the_heads_matters():
     assert plan(heads=1) is plan(heads=66)
 
 
+def test_wide_heads_take_half_chunks_and_blocks_that_run_at_once():
+    many, few = plan(K=256, V=256, heads=48), plan(K=256, V=256, heads=33)
+    assert (many.chunk, many.step, many.block_v, many.forward.warps, many.forward.stages) == (64, 32, 128, 8, 3)
+    assert (few.chunk, few.step, few.block_v, few.forward.warps, few.forward.stages) == (64, 32, 64, 4, 3)
+    assert plan(heads=48).step == 64
+
+
 @pytest.mark.parametrize("K", [60, 100, 96])
 def test_odd_head_dims_go_through_pointers(K):
     p = plan(K=K, V=K)
@@ -39,7 +46,7 @@ def test_odd_head_dims_go_through_pointers(K):
 @pytest.mark.parametrize("K", [16, 64, 128, 256])
 def test_pipeline_stages_fit_the_chip(chip, K):
     p = plan(CHIPS[chip], K=K, V=K)
-    step = 2 * p.chunk * (2 * p.block_k + p.block_v + 2 * p.chunk)
+    step = 2 * p.step * (2 * p.block_k + p.block_v + 2 * p.step)
     assert p.forward.stages == 1 or p.forward.stages * step <= CHIPS[chip].smem
     assert not (p.descriptors and p.forward.stages == 1)
 

@@ -49,9 +49,9 @@ def _read_side(
 @triton.jit
 def _chunk_grad(
     q, k, p, do, dr, qd, kd, pd, Ut, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dp, dpd, dg, db, dy,
-    part, row, n, tile, h, hk, kb0, H, HV, rows, unscale, beta_inv,
+    row, n, tile, h, hk, H, HV, unscale, beta_inv,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, NORM: tl.constexpr,
-    DECAY: tl.constexpr, BIAS: tl.constexpr, PROJECT: tl.constexpr, READ: tl.constexpr, BEFORE: tl.constexpr,
+    DECAY: tl.constexpr, BIAS: tl.constexpr, READ: tl.constexpr, BEFORE: tl.constexpr,
     DESC: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     # Outside loops a descriptor load is waited for at once. These three come first and together, so they come through
@@ -65,7 +65,7 @@ def _chunk_grad(
     rr = tl.arange(0, C)
     ok = rr < n
     sp = sc + tile.to(tl.int64) * (SC * C) + rr
-    k0 = kb0 * BK
+    k0 = 0
     ut = load_tile(Ut, Ut, tile, 0, 0, V, C, BV, C, D1)
     dot = load_rows(do, do, row, n, h, HV, 0, V, BV, C, D1)
     drt = load_rows(dr, dr, row, n, h, HV, 0, V, BV, C, D1)
@@ -104,7 +104,7 @@ def _chunk_grad(
         pf = pt.to(tl.float32)
         aR = tl.sum(R * pf, 1)
         fp = rp * rp * aR
-        if NORM and PROJECT:
+        if NORM:
             R = R - pf * fp[:, None]
         store_rows(dp, dpd, R.to(dp.dtype.element_ty), row, n, h, HV, k0, K, BK, C, DESC)
         # Loaded again, not kept: two programs have to fit in shared memory.
@@ -141,7 +141,7 @@ def _chunk_grad(
         aR = tl.sum(R * kf, 1)
         W += R
         fk = rk * rk * (aR + aW)
-    if NORM and PROJECT:
+    if NORM:
         W = W - kf * fk[:, None]
     store_rows(dk, dkd, W.to(dk.dtype.element_ty), row, n, h, HV, k0, K, BK, C, DESC)
     if READ:
@@ -154,10 +154,10 @@ def _chunk_grad(
     qf = qt.to(tl.float32)
     aQ = tl.sum(Q * qf, 1)
     fq = rq * rq * aQ * unscale
-    if NORM and PROJECT:
+    if NORM:
         Q = Q - qf * fq[:, None]
     store_rows(dq, dqd, Q.to(dq.dtype.element_ty), row, n, h, HV, k0, K, BK, C, DESC)
-    at = (row + rr).to(tl.int64) * HV + h + kb0.to(tl.int64) * rows * HV
+    at = (row + rr).to(tl.int64) * HV + h
     # beta = beta_scale sigmoid(b): d beta / d b = beta (1 - beta / beta_scale).
     tl.store(db + at, tl.where(beta_inv > 0, aW * (1.0 - bt * beta_inv), aW / bt), mask=ok)
     if DECAY >= 1:
@@ -172,36 +172,26 @@ def _chunk_grad(
             tl.store(dy + at, dgt * softplus(graw), mask=ok)
             dgt = dgt * tl.sigmoid(graw)
         tl.store(dg + at, dgt, mask=ok)
-    if NORM and not PROJECT:
-        NF: tl.constexpr = 3 if READ else 2
-        tl.store(part + at * NF, fq, mask=ok)
-        tl.store(part + at * NF + 1, fk, mask=ok)
-        if READ:
-            tl.store(part + at * NF + 2, fp, mask=ok)
 
 
-@triton.jit(do_not_specialize=["T", "NT", "H", "HV", "rows"])
+@triton.jit(do_not_specialize=["T", "NT", "H", "HV"])
 def scalar_grad(
     q, k, p, do, dr, qd, kd, pd, Ut, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dp, dpd, dg, db, dy,
-    part, table, cu, offsets, T, NT, H, HV, rows, unscale, beta_inv,
+    table, cu, offsets, T, NT, H, HV, unscale, beta_inv,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, NORM: tl.constexpr,
-    DECAY: tl.constexpr, BIAS: tl.constexpr, PROJECT: tl.constexpr, READ: tl.constexpr, BEFORE: tl.constexpr,
+    DECAY: tl.constexpr, BIAS: tl.constexpr, READ: tl.constexpr, BEFORE: tl.constexpr,
     VARLEN: tl.constexpr, DESC: tl.constexpr, TAILS: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """One program a chunk (TAILS: the ragged last chunk of a sequence), value head and block of K. dq and dk are
-    those of the value head. With DESC only full chunks are taken: tails have a launch of their own, because a second
-    path in one kernel costs the first one registers.
+    """One program a chunk (TAILS: the ragged last chunk of a sequence) and value head, with all of K; wider ones are
+    for `scalar_wide_grad`. dq and dk are those of the value head. With DESC only full chunks are taken: tails have a
+    launch of their own, because a second path in one kernel costs the first one registers.
 
-    PROJECT: take the part along q and k away here (all of K is in this program). Otherwise the shares of each block
-    of K in dg, dbeta and the two factors of the norm go to memory, and `scalar_fold` puts them together. DECAY as
-    GATE of `scalar_prep`; 2 writes the gradient of the gate's input and, to ``dy``, that times the decay (the share
-    of A_log). ``unscale`` is scale ** -2. ``beta_inv`` is 1 / beta_scale, or 0 where beta is given as it is.
+    DECAY as GATE of `scalar_prep`; 2 writes the gradient of the gate's input and, to ``dy``, that times the decay (the
+    share of A_log). ``unscale`` is scale ** -2. ``beta_inv`` is 1 / beta_scale, or 0 where beta is given as it is.
     """
-    NK: tl.constexpr = (K + BK - 1) // BK
     pid = tl.program_id(0)
-    kb0 = pid % NK
-    h = (pid // NK) % HV
-    it = pid // (NK * HV)
+    h = pid % HV
+    it = pid // HV
     if TAILS:
         row, length, first = sequence_at(cu, offsets, it, T, NT, VARLEN)
         full = length // C
@@ -219,19 +209,16 @@ def scalar_grad(
             return
     _chunk_grad(
         q, k, p, do, dr, qd, kd, pd, Ut, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dp, dpd, dg, db, dy,
-        part, row, n, it * HV + h, h, h // (HV // H), kb0, H, HV, rows, unscale, beta_inv, K, V, BK, BV, C, NORM, DECAY,
-        BIAS, PROJECT, READ, BEFORE, DESC, DOT,
+        row, n, it * HV + h, h, h // (HV // H), H, HV, unscale, beta_inv, K, V, BK, BV, C, NORM, DECAY,
+        BIAS, READ, BEFORE, DESC, DOT,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows", "H", "HV"])
 def scalar_fold(
-    q, k, p, dqh, dkh, dph, part, dq, dk, dp, rows, H, HV,
-    K: tl.constexpr, NK: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr, FACTORS: tl.constexpr, READ: tl.constexpr,
+    dqh, dkh, dph, dq, dk, dp, rows, H, HV, K: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr, READ: tl.constexpr,
 ):  # fmt: skip
-    """Sum dq, dk and dp (READ) over the value heads of each key head; with FACTORS, take the parts along q, k and p
-    away first."""
-    NF: tl.constexpr = 3 if READ else 2
+    """Sum dq, dk and dp (READ) over the value heads of each key head."""
     NB: tl.constexpr = (K + BK - 1) // BK
     pid = tl.program_id(0)
     c = (pid % NB) * BK + tl.arange(0, BK)
@@ -242,11 +229,8 @@ def scalar_fold(
     out = (r64 * H + h)[:, None] * K + c[None, :]
     aq = tl.zeros((BR, BK), tl.float32)
     ak = tl.zeros((BR, BK), tl.float32)
-    sq = tl.zeros((BR,), tl.float32)
-    sk = tl.zeros((BR,), tl.float32)
     if READ:
         ap = tl.zeros((BR, BK), tl.float32)
-        sp = tl.zeros((BR,), tl.float32)
     group = HV // H
     for j in range(group):
         at = r64 * HV + h * group + j
@@ -254,19 +238,7 @@ def scalar_fold(
         ak += tl.load(dkh + at[:, None] * K + c[None, :], mask=m, other=0.0).to(tl.float32)
         if READ:
             ap += tl.load(dph + at[:, None] * K + c[None, :], mask=m, other=0.0).to(tl.float32)
-        if FACTORS:
-            for b in tl.static_range(NK):
-                f = part + (at + r64 * 0 + b * (rows.to(tl.int64) * HV)) * NF
-                sq += tl.load(f, mask=r < rows, other=0.0)
-                sk += tl.load(f + 1, mask=r < rows, other=0.0)
-                if READ:
-                    sp += tl.load(f + 2, mask=r < rows, other=0.0)
-    if FACTORS:
-        aq -= sq[:, None] * tl.load(q + out, mask=m, other=0.0).to(tl.float32)
-        ak -= sk[:, None] * tl.load(k + out, mask=m, other=0.0).to(tl.float32)
     tl.store(dq + out, aq.to(dq.dtype.element_ty), mask=m)
     tl.store(dk + out, ak.to(dk.dtype.element_ty), mask=m)
     if READ:
-        if FACTORS:
-            ap -= sp[:, None] * tl.load(p + out, mask=m, other=0.0).to(tl.float32)
         tl.store(dp + out, ap.to(dp.dtype.element_ty), mask=m)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-# ruff: noqa: SIM102  (a compile-time and a run-time condition are two statements)
+# ruff: noqa: SIM102, SIM114  (a compile-time and a run-time condition are two statements)
 """State passes of the scalar-decay delta rule, forward and reverse.
 
 One program a block of V, value head and sequence. The state is held transposed, [BV, BK] in fp32, so that it and all
@@ -7,7 +7,8 @@ that follows from it are left operands in registers. Forward, for each chunk:
 
     u^T = (v^T - ck (S k^T)) T^T;   o^T = cq (S q^T) + u^T A^T;   S <- e^(G_L) S + (cu u^T) k
 
-With READ the k of the first product is the read key p.
+With READ the k of the first product is the read key p. A step takes CS tokens: a chunk or, where its tiles would leave
+no room for others on their way, a part of it, for the diagonal blocks of T and A are those of the parts.
 
 Full chunks run in a pipelined loop over descriptor tiles; a ragged last chunk is one more step through pointers.
 Without descriptors the loop takes all chunks through pointers. TAIL: there may be ragged last chunks; a kernel without
@@ -19,34 +20,62 @@ import triton.language as tl
 
 from fla.ops._common.kernels import saturate, sequence_at
 from fla.ops._delta.kernels.common import load_rows, load_tile, state_offsets, store_rows, store_tile
-from fla.ops._delta.kernels.scalar_prep import SC, SC_CK, SC_CQ, SC_CU, SC_G
+from fla.ops._delta.kernels.scalar_prep import SC, SC_BETA, SC_CK, SC_CQ, SC_CU, SC_G, SC_RK, SC_RP, SC_RQ
+
+
+@triton.jit
+def _factors(sc, tile, sub, C: tl.constexpr, CS: tl.constexpr, READ: tl.constexpr, BEFORE: tl.constexpr):
+    """What multiplies q S, k S and the state update of the tokens of a step, and the decay of the state over it."""
+    sp = sc + tile.to(tl.int64) * (SC * C) + sub * CS
+    rr = tl.arange(0, CS)
+    if CS == C:
+        cq = tl.load(sp + SC_CQ * C + rr)
+        ck = tl.load(sp + SC_CK * C + rr)
+        cu = tl.load(sp + SC_CU * C + rr)
+        eg = tl.exp2(tl.load(sp + (SC_G * C + C - 1)))
+    else:
+        # A part of a chunk counts decays from its own begin and to its own end.
+        G = tl.load(sp + SC_G * C + rr)
+        start = tl.load(sp + (SC_G * C - 1), mask=sub > 0, other=0.0)
+        end = tl.load(sp + (SC_G * C + CS - 1))
+        rk = tl.load(sp + SC_RK * C + rr)
+        cq = tl.load(sp + SC_RQ * C + rr) * tl.exp2(G - start)
+        rp = rk
+        if READ:
+            rp = tl.load(sp + SC_RP * C + rr)
+        if BEFORE:
+            ck = rp * tl.exp2(tl.load(sp + SC_G * C - 1 + rr, mask=(rr > 0) | (sub > 0), other=0.0) - start)
+        else:
+            ck = rp * tl.exp2(G - start)
+        cu = rk * tl.load(sp + SC_BETA * C + rr) * tl.exp2(end - G)
+        eg = tl.exp2(end - start)
+    return cq, ck, cu, eg
 
 
 @triton.jit
 def _forward_step(
-    S, fac, q, k, p, v, qd, kd, pd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, row, n, h, hk, v0, H, HV,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr,
-    SAVE: tl.constexpr, SPLIT: tl.constexpr, READ: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr,
+    S, fac, q, k, p, v, qd, kd, pd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, sub, row, n, h, hk, v0, H, HV,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, CS: tl.constexpr,
+    OUT: tl.constexpr, SAVE: tl.constexpr, SPLIT: tl.constexpr, READ: tl.constexpr, BEFORE: tl.constexpr,
+    DESC: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     dt: tl.constexpr = k.dtype.element_ty
-    rr = tl.arange(0, C)
-    sp = sc + tile.to(tl.int64) * (SC * C) + rr
-    ck = tl.load(sp + SC_CK * C)
-    cu = tl.load(sp + SC_CU * C)
-    eg = tl.exp2(tl.load(sc + tile.to(tl.int64) * (SC * C) + (SC_G * C + C - 1)))
-    kt = load_rows(k, kd, row, n, hk, H, 0, K, BK, C, DESC)
+    cq, ck, cu, eg = _factors(sc, tile, sub, C, CS, READ, BEFORE)
+    kt = load_rows(k, kd, row, n, hk, H, 0, K, BK, CS, DESC)
     rt = kt
     if READ:
-        rt = load_rows(p, pd, row, n, hk, H, 0, K, BK, C, DESC)
-    vt = load_rows(v, vd, row, n, h, HV, v0, V, BV, C, DESC)
-    tt = load_tile(Tm, Td, tile, 0, 0, C, C, C, C, DESC)
+        rt = load_rows(p, pd, row, n, hk, H, 0, K, BK, CS, DESC)
+    vt = load_rows(v, vd, row, n, h, HV, v0, V, BV, CS, DESC)
+    tt = load_tile(Tm, Td, tile, sub * CS, sub * CS, C, C, CS, CS, DESC)
     if OUT:
-        cq = tl.load(sp + SC_CQ * C)
-        qt = load_rows(q, qd, row, n, hk, H, 0, K, BK, C, DESC)
-        at = load_tile(Aqk, Ad, tile, 0, 0, C, C, C, C, DESC)
+        qt = load_rows(q, qd, row, n, hk, H, 0, K, BK, CS, DESC)
+        at = load_tile(Aqk, Ad, tile, sub * CS, sub * CS, C, C, CS, CS, DESC)
     Sb = S.to(dt)
     if SAVE:
-        store_tile(St, Sd, Sb, tile, v0, 0, V, K, BV, BK, DESC)
+        if CS == C:
+            store_tile(St, Sd, Sb, tile, v0, 0, V, K, BV, BK, DESC)
+        elif sub == 0:
+            store_tile(St, Sd, Sb, tile, v0, 0, V, K, BV, BK, DESC)
     ks = tl.dot(Sb, tl.trans(rt), input_precision=DOT)
     # v stays in shared memory and off the chain of dependent products: one product more, but fewer registers.
     u = tl.dot(tl.trans(vt), tl.trans(tt), input_precision=DOT)
@@ -54,14 +83,14 @@ def _forward_step(
         u = u * fac
     u = tl.dot((ks * (-ck)[None, :]).to(dt), tl.trans(tt), u, input_precision=DOT)
     if SAVE:
-        store_tile(Ut, Ud, u.to(dt), tile, v0, 0, V, C, BV, C, DESC)
+        store_tile(Ut, Ud, u.to(dt), tile, v0, sub * CS, V, C, BV, CS, DESC)
     if OUT:
         oo = tl.dot(Sb, tl.trans(qt), input_precision=DOT) * cq[None, :]
         oo = tl.dot(u.to(dt), tl.trans(at), oo, input_precision=DOT)
     S = S * eg
     S = tl.dot((u * cu[None, :]).to(dt), kt, S, input_precision=DOT)
     if OUT:
-        store_rows(o, od, saturate(tl.trans(oo), dt), row, n, h, HV, v0, V, BV, C, DESC)
+        store_rows(o, od, saturate(tl.trans(oo), dt), row, n, h, HV, v0, V, BV, CS, DESC)
     return S
 
 
@@ -69,9 +98,9 @@ def _forward_step(
 def scalar_scan(
     q, k, p, v, qd, kd, pd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, h0, ht, entry, cu, offsets, T, NT, H, HV,
     has_h0, has_ht, segments, parts,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr,
-    SAVE: tl.constexpr, SPLIT: tl.constexpr, READ: tl.constexpr, VFIRST: tl.constexpr, VARLEN: tl.constexpr,
-    TAIL: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, CS: tl.constexpr,
+    OUT: tl.constexpr, SAVE: tl.constexpr, SPLIT: tl.constexpr, READ: tl.constexpr, BEFORE: tl.constexpr,
+    VFIRST: tl.constexpr, VARLEN: tl.constexpr, TAIL: tl.constexpr,
     DESC: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """OUT: write o. SAVE: write each chunk's entry state ``S^T`` [V, K] and ``u^T`` [V, C] for the backward.
@@ -115,19 +144,22 @@ def scalar_scan(
         lo = 0
         hi = chunks
     loop = tl.minimum(hi, full) if DESC else hi
-    for t in tl.range(lo, loop, num_stages=STAGES):
-        tile = (first + t) * HV + h
+    R: tl.constexpr = C // CS
+    for t in tl.range(lo * R, loop * R, num_stages=STAGES):
+        tile = (first + t // R) * HV + h
         S = _forward_step(
-            S, fac, q, k, p, v, qd, kd, pd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, bos + t * C,
-            length - t * C, h, hk, v0, H, HV, K, V, BK, BV, C, OUT, SAVE, SPLIT, READ, DESC, DOT,
+            S, fac, q, k, p, v, qd, kd, pd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, t % R, bos + t * CS,
+            length - t * CS, h, hk, v0, H, HV, K, V, BK, BV, C, CS, OUT, SAVE, SPLIT, READ, BEFORE, DESC, DOT,
         )  # fmt: skip
     if DESC and TAIL:
         if (hi > full) & (lo < hi):
             tile = (first + full) * HV + h
-            S = _forward_step(
-                S, fac, q, k, p, v, qd, kd, pd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, bos + full * C,
-                length - full * C, h, hk, v0, H, HV, K, V, BK, BV, C, OUT, SAVE, SPLIT, READ, False, DOT,
-            )  # fmt: skip
+            for sub in tl.range(0, R, num_stages=1):
+                S = _forward_step(
+                    S, fac, q, k, p, v, qd, kd, pd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, sub,
+                    bos + full * C + sub * CS, length - full * C - sub * CS, h, hk, v0, H, HV, K, V, BK, BV, C, CS,
+                    OUT, SAVE, SPLIT, READ, BEFORE, False, DOT,
+                )  # fmt: skip
     if SPLIT == 2:
         eo = (block * BV + tl.arange(0, BV))[:, None] * BK + tl.arange(0, BK)[None, :]
         tl.store(entry + slot + eo, S)
@@ -162,29 +194,27 @@ def scalar_merge(
 
 @triton.jit
 def _reverse_step(
-    S, fac, q, k, p, do, qd, kd, pd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, row, n, h, hk, v0, H, HV,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, SPLIT: tl.constexpr,
-    READ: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr,
+    S, fac, q, k, p, do, qd, kd, pd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, sub, row, n, h, hk, v0, H, HV,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, CS: tl.constexpr,
+    SPLIT: tl.constexpr, READ: tl.constexpr, BEFORE: tl.constexpr, DESC: tl.constexpr,
+    DOT: tl.constexpr,
 ):  # fmt: skip
     dt: tl.constexpr = k.dtype.element_ty
-    rr = tl.arange(0, C)
-    sp = sc + tile.to(tl.int64) * (SC * C) + rr
-    cq = tl.load(sp + SC_CQ * C)
-    ck = tl.load(sp + SC_CK * C)
-    cu = tl.load(sp + SC_CU * C)
-    eg = tl.exp2(tl.load(sc + tile.to(tl.int64) * (SC * C) + (SC_G * C + C - 1)))
-    dot = load_rows(do, dod, row, n, h, HV, v0, V, BV, C, DESC)
-    at = load_tile(Aqk, Ad, tile, 0, 0, C, C, C, C, DESC)
-    tt = load_tile(Tm, Td, tile, 0, 0, C, C, C, C, DESC)
-    kt = load_rows(k, kd, row, n, hk, H, 0, K, BK, C, DESC)
-    qt = load_rows(q, qd, row, n, hk, H, 0, K, BK, C, DESC)
+    cq, ck, cu, eg = _factors(sc, tile, sub, C, CS, READ, BEFORE)
+    dot = load_rows(do, dod, row, n, h, HV, v0, V, BV, CS, DESC)
+    at = load_tile(Aqk, Ad, tile, sub * CS, sub * CS, C, C, CS, CS, DESC)
+    tt = load_tile(Tm, Td, tile, sub * CS, sub * CS, C, C, CS, CS, DESC)
+    kt = load_rows(k, kd, row, n, hk, H, 0, K, BK, CS, DESC)
+    qt = load_rows(q, qd, row, n, hk, H, 0, K, BK, CS, DESC)
     rt = kt
     if READ:
-        rt = load_rows(p, pd, row, n, hk, H, 0, K, BK, C, DESC)
+        rt = load_rows(p, pd, row, n, hk, H, 0, K, BK, CS, DESC)
     Sb = S.to(dt)
-    # A descriptor stages what it stores: with K above 128 that would not fit.
     if SPLIT != 2:
-        store_tile(Xt, Xd, Sb, tile, v0, 0, V, K, BV, BK, DESC and BK <= 128)
+        if CS == C:
+            store_tile(Xt, Xd, Sb, tile, v0, 0, V, K, BV, BK, DESC)
+        elif sub == C // CS - 1:
+            store_tile(Xt, Xd, Sb, tile, v0, 0, V, K, BV, BK, DESC)
     ks = tl.dot(Sb, tl.trans(kt), input_precision=DOT)
     dT = tl.trans(dot)
     if SPLIT == 2:
@@ -196,7 +226,7 @@ def _reverse_step(
     S = tl.dot(dq, qt, S, input_precision=DOT)
     S = tl.dot((dr * (-ck)[None, :]).to(dt), rt, S, input_precision=DOT)
     if SPLIT != 2:
-        store_rows(dv, dvd, tl.trans(dr).to(dt), row, n, h, HV, v0, V, BV, C, DESC)
+        store_rows(dv, dvd, tl.trans(dr).to(dt), row, n, h, HV, v0, V, BV, CS, DESC)
     return S
 
 
@@ -204,10 +234,9 @@ def _reverse_step(
 def scalar_reverse(
     q, k, p, do, qd, kd, pd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, dht, dh0, entry, cu, offsets, T, NT, H, HV,
     has_dht, has_dh0, segments, parts,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, SPLIT: tl.constexpr,
-    READ: tl.constexpr, VFIRST: tl.constexpr, VARLEN: tl.constexpr, TAIL: tl.constexpr, DESC: tl.constexpr,
-    DOT: tl.constexpr,
-    STAGES: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, CS: tl.constexpr,
+    SPLIT: tl.constexpr, READ: tl.constexpr, BEFORE: tl.constexpr, VFIRST: tl.constexpr, VARLEN: tl.constexpr,
+    TAIL: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Reverse pass over the gradient X of the state after each chunk; writes X^T [V, K] of each chunk and all of dv:
 
@@ -234,6 +263,7 @@ def scalar_reverse(
     so, sm = state_offsets(v0, K, V, BK, BV, VFIRST)
     S = tl.load(dht + state + so, mask=sm & (has_dht != 0) & (seg == 0), other=0.0).to(tl.float32)
     fac = 1.0
+    R: tl.constexpr = C // CS
     full = length // C
     chunks = (length + C - 1) // C
     lo = 0
@@ -255,16 +285,19 @@ def scalar_reverse(
     if DESC and TAIL:
         if (hi > full) & (lo < hi):
             tile = (first + full) * HV + h
-            S = _reverse_step(
-                S, fac, q, k, p, do, qd, kd, pd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, bos + full * C,
-                length - full * C, h, hk, v0, H, HV, K, V, BK, BV, C, SPLIT, READ, False, DOT,
-            )  # fmt: skip
-    for j in tl.range(lo, loop, num_stages=STAGES):
-        t = lo + loop - 1 - j
-        tile = (first + t) * HV + h
+            for j in tl.range(0, R, num_stages=1):
+                sub = R - 1 - j
+                S = _reverse_step(
+                    S, fac, q, k, p, do, qd, kd, pd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, sub,
+                    bos + full * C + sub * CS, length - full * C - sub * CS, h, hk, v0, H, HV, K, V, BK, BV, C, CS,
+                    SPLIT, READ, BEFORE, False, DOT,
+                )  # fmt: skip
+    for j in tl.range(lo * R, loop * R, num_stages=STAGES):
+        t = (lo + loop) * R - 1 - j
+        tile = (first + t // R) * HV + h
         S = _reverse_step(
-            S, fac, q, k, p, do, qd, kd, pd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, bos + t * C,
-            length - t * C, h, hk, v0, H, HV, K, V, BK, BV, C, SPLIT, READ, DESC, DOT,
+            S, fac, q, k, p, do, qd, kd, pd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, t % R, bos + t * CS,
+            length - t * CS, h, hk, v0, H, HV, K, V, BK, BV, C, CS, SPLIT, READ, BEFORE, DESC, DOT,
         )  # fmt: skip
     if SPLIT == 2:
         tl.store(entry + slot + eo, S)
