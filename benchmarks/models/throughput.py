@@ -29,6 +29,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -229,7 +230,7 @@ def child(args: argparse.Namespace) -> None:
     from fla import models  # noqa: F401
 
     if args.tuning_ms:
-        _tune_for(args.tuning_ms)
+        _tune_for(args.tuning_ms, args.compile_threads)
     print("READY", flush=True)
     for line in sys.stdin:
         name, mode = line.split()
@@ -245,13 +246,26 @@ def child(args: argparse.Namespace) -> None:
         print("DONE", flush=True)
 
 
-def _tune_for(milliseconds: int) -> None:
-    """Let Triton's autotuner measure each configuration for that long instead of 100 ms."""
+def _tune_for(milliseconds: int, threads: int) -> None:
+    """Let Triton's autotuner time a configuration that long instead of 100 ms, and compile configurations together."""
     import triton
+    from triton.runtime._async_compile import AsyncCompileMode
+    from triton.runtime.autotuner import Autotuner
 
     driver = triton.runtime.driver.active
     quick = functools.partial(driver.get_benchmarker(), warmup=milliseconds // 4, rep=milliseconds)
     driver.get_benchmarker = lambda: quick
+    prune, pool = Autotuner.prune_configs, ThreadPoolExecutor(max(threads, 1))
+
+    def compile_first(self: Any, kwargs: dict[str, Any]) -> Any:
+        configs = prune(self, kwargs)
+        with AsyncCompileMode(pool, ignore_errors=True):
+            for config in configs:
+                self.fn.run(*self.nargs.values(), **{**kwargs, **config.all_kwargs(), "warmup": True})
+        return configs
+
+    if threads:
+        Autotuner.prune_configs = compile_first
 
 
 class Worker:
@@ -264,7 +278,17 @@ class Worker:
         if cache is not None:
             env["TRITON_CACHE_DIR"] = cache
         command = [sys.executable, __file__, "--child", package]
-        for option in ("device", "length", "steps", "warmup", "prompt", "decode_steps", "layers", "tuning_ms"):
+        for option in (
+            "device",
+            "length",
+            "steps",
+            "warmup",
+            "prompt",
+            "decode_steps",
+            "layers",
+            "tuning_ms",
+            "compile_threads",
+        ):
             command += [f"--{option.replace('_', '-')}", str(getattr(args, option))]
         for option in ("batches", "decode_batches"):
             command += [f"--{option.replace('_', '-')}", *map(str, getattr(args, option))]
@@ -377,6 +401,7 @@ def main() -> int:
     )
     parser.add_argument("--only-reference", action="store_true", help="do not run ours")
     parser.add_argument("--tuning-ms", type=int, default=0, help="let Triton's autotuner time a configuration so long")
+    parser.add_argument("--compile-threads", type=int, default=0, help="compile an autotuner's configurations together")
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--tiny", action="store_true", help="sizes for a test of this script")
