@@ -58,6 +58,8 @@ DV = {
     "o128w4": {"out": L(4, 1), "out_v": 128}, "o64w4": {"out": L(4, 1), "out_v": 64},
     "o128w8": {"out": L(8, 1), "out_v": 128},
 }  # fmt: skip
+BOTH = {f"b{v}s{s}": {"both": True, "both_v": v, "both_stages": s} for v, s in ((64, 3), (128, 3), (128, 2), (64, 2))}
+THRICE = {"m1": (1, {}), "m2": (2, {}), "m4": (4, {}), "m8": (8, {})}
 GRAD = {
     "g128,128w4": gra(L(4), 128, 128), "g128,64w4": gra(L(4), 128, 64), "g64,128w4": gra(L(4), 64, 128),
     "g128,128w8": gra(L(8), 128, 128),
@@ -104,6 +106,21 @@ CASES: dict[str, tuple[dict, dict]] = {
     "fp32 256": ({"T": 100, "H": 2, "K": 256, "dtype": F32}, {}),
     "dv by chunks": ({"T": 200, "H": 4, "initial": True}, {"dv_scan": False}),
     "K32 V16": ({"T": 130, "H": 2, "K": 32, "V": 16}, {}),
+    "both": ({"T": 200, "H": 4, "initial": True}, {"both": True}),
+    "both many": ({"T": 300, "H": 70, "initial": True}, {"both": True}),
+    "both split": ({"T": 1000, "H": 2, "initial": True}, {"both": True, "segments": 4}),
+    "both wide": ({"T": 300, "H": 70}, {"both": True, "both_v": 128}),
+    "apart": ({"T": 300, "H": 70, "initial": True}, {"both": False}),
+    "marks head": ({"T": 2200, "H": 70, "gate": "head", "initial": True, "B": 1}, {}),
+    "marks none": ({"T": 2200, "H": 70, "gate": None, "initial": True, "v_first": True}, {}),
+    "marks K64 V128": ({"T": 600, "H": 70, "K": 64, "V": 128, "gate": "head", "initial": True}, {"marks": 3}),
+    "marks varlen": (
+        {"T": 900, "H": 70, "gate": "head", "initial": True, "cu": [0, 5, 5, 69, 500, 900]},
+        {"marks": 2},
+    ),
+    "split none": ({"T": 1000, "H": 2, "gate": None, "initial": True}, {"segments": 4}),
+    "head strong": ({"T": 300, "H": 70, "gate": "head", "shift": -20.0}, {}),
+    "head fp16": ({"T": 300, "H": 70, "gate": "head", "dtype": HF, "initial": True}, {}),
 }
 
 
@@ -116,7 +133,7 @@ def check(name: str) -> tuple[dict[str, float], dict[str, object]]:
     if low is not None:
         x["g"][:, ::5] = low
     change = dict(change)
-    segments, vf = change.pop("segments", None), s.get("v_first", False)
+    segments, marks, vf = change.pop("segments", None), change.pop("marks", None), s.get("v_first", False)
     heads = x["v"].shape[2] * (len(cu) - 1 if cu else x["v"].shape[0])
     plan = scalar_plan(chip_of(x["q"].device), dtype, x["q"].shape[-1], x["v"].shape[-1], heads)
     plan = dataclasses.replace(plan, **change)
@@ -126,7 +143,7 @@ def check(name: str) -> tuple[dict[str, float], dict[str, object]]:
     for _ in range(3):
         y = {n: t.clone().requires_grad_(n != "g_gamma") for n, t in x.items()}
         o, ht = scalar_linear(
-            **y, output_final_state=True, state_v_first=vf, plan=plan, segments=segments, reverse=reverse,
+            **y, output_final_state=True, state_v_first=vf, plan=plan, segments=segments, marks=marks, reverse=reverse,
             cu_seqlens=torch.tensor(cu, device="cuda") if cu else None,
         )  # fmt: skip
         dht = torch.randn_like(ht) if dht is None else dht
@@ -244,22 +261,27 @@ def kernels(shape: str, gate: str | None = "token", run: bool = True) -> None:
     base = scalar_plan(chip_of(q.device), BF, D, D, B * H)
     decay = 1 if g is not None else 2 if gamma is not None else 0
     do = torch.randn_like(v)
+    row: list[str] = []
 
-    def clock(kind: str, name: str, change: dict, S=None, X=None):
+    def clock(kind: str, name: str, change: dict, S=None, X=None, marks: int = 1):
         plan = dataclasses.replace(base, **change)
-        call = ScalarCall.make(k, v, D**-0.5, decay, False, None, plan=plan, segments=1)
+        call = ScalarCall.make(k, v, D**-0.5, decay, False, None, plan=plan, segments=1, marks=marks)
         try:
             decays = Decays(scalar.decay_sums(call, g), gamma)
+            entry = scalar.marked(call, k)
             fn = {
                 "sums": lambda: scalar.decay_sums(call, g),
-                "forward": lambda: scalar.forward(call, q, k, v, decays, None, None, False),
+                "forward": lambda: scalar.forward(call, q, k, v, decays, None, entry, False, mark=entry is not None),
                 "states": lambda: scalar.states(call, q, k, v, do, decays, None, None, None, None),
+                "thrice": lambda: scalar.thrice(call, q, k, v, do, decays, None, None, None, entry),
                 "grad": lambda: scalar.gradients(call, q, k, v, g, decays, do, S, X),
             }[kind]
+            if kind == "thrice":
+                scalar.forward(call, q, k, v, decays, None, entry, False, mark=entry is not None)
             out = fn()
             torch.cuda.synchronize()
             if run:
-                print(f"{shape} {gate} {kind} {name}: {median_ms(fn):.3f}", flush=True)
+                row.append(f"{kind} {name} {median_ms(fn):.3f}")
             return out
         except Exception as e:
             print(f"{shape} {kind} {name}: {e!r:.100}", flush=True)
@@ -267,11 +289,16 @@ def kernels(shape: str, gate: str | None = "token", run: bool = True) -> None:
     clock("sums", "", {})
     for name, change in FORWARD.items():
         clock("forward", name, change)
+    if gate != "token":
+        clock("forward", "m4", {}, marks=4)
+        for name, (marks, change) in THRICE.items():
+            clock("thrice", name, change, marks=marks)
     S, X, _ = clock("states", "plan", {})
-    for name, change in {**STATES, **DV}.items():
+    for name, change in {**STATES, **DV, **BOTH}.items() if gate == "token" else ():
         clock("states", name, change)
-    for name, change in GRAD.items():
+    for name, change in GRAD.items() if gate == "token" else (("plan", {}),):
         clock("grad", name, change, S, X)
+    print(f"{shape} {gate}: " + "  ".join(row), flush=True)
 
 
 def whole(shape: str, dtype=BF, gate: str | None = "token", cu: list[int] | None = None) -> None:
@@ -324,7 +351,8 @@ def main() -> None:
         if what == "time":
             whole(*TIMED[name])
         else:
-            kernels(name, run=what == "kernels")
+            shape, *gate = name.split("/")
+            kernels(shape, (None if gate == ["none"] else gate[0]) if gate else "token", run=what == "kernels")
 
 
 if __name__ == "__main__":

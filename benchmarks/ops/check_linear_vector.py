@@ -26,7 +26,7 @@ sys.path[:0] = [HERE, os.path.join(HERE, "../..")]
 from linear_vector_reference import make_inputs, ratio, recurrence, with_gradients  # noqa: E402
 
 from fla.ops._common.policy import Launch, chip_of  # noqa: E402
-from fla.ops._linear.vector import Work  # noqa: E402
+from fla.ops._linear.vector import VectorCall, Work  # noqa: E402
 from fla.ops._linear.vector_autograd import vector_linear  # noqa: E402
 from fla.ops._linear.vector_entry import tokens  # noqa: E402
 from fla.ops._linear.vector_policy import vector_plan  # noqa: E402
@@ -252,7 +252,8 @@ def _variants(plan: Any) -> dict[str, dict[str, Any]]:
 
 
 def _work(x: dict[str, Tensor], plan: Any) -> Work:
-    return Work(x["q"], x["k"], x["v"], x["gk"], x.get("bonus"), 1.0, False, None, plan=plan, segments=1)
+    call = VectorCall.make(x["k"], x["v"], 1.0, False, None, plan=plan, segments=1)
+    return Work(call, x["q"], x["k"], x["v"], x["gk"], x.get("bonus"), None)
 
 
 def _launch_all(work: Work, v: Tensor, do: Tensor) -> dict[str, Callable[[], Any]]:

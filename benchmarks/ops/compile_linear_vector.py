@@ -55,7 +55,8 @@ def compile_call(
     vector.chip_of = lambda _: chip
     try:
         with offline(arch) as seen:
-            work = vector.Work(None if slots else q, q, v, g, u, 1.0, False, None, plan=plan, segments=segments)
+            call = vector.VectorCall.make(q, v, 1.0, False, None, plan=plan, segments=segments)
+            work = vector.Work(call, None if slots else q, q, v, g, u, None)
             work.prep()
             states = work.scan(v, h0, out=False, save=True)[1]
             assert states is not None

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fla.backends import needs_backward
 from fla.ops._common.device_index import known_table
+from fla.ops._common.first_call import first_call
 from fla.ops._common.launch import aligned, on_device
 from fla.ops._common.single import once
 from fla.ops._common.tape import taped
@@ -52,6 +53,20 @@ def _backward(
     return dq, dk, dv, dg, dh0
 
 
+def _run(call: ScalarCall, final: bool, save: bool, inputs: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
+    found: tuple[Any, ...] = taped(call.tapes, ("forward", final, save), _forward, inputs, call, final, save)
+    return found
+
+
+def _compile_ahead(call: ScalarCall, final: bool, inputs: tuple[Tensor | None, ...]) -> None:
+    def step(*x: Tensor | None) -> None:
+        o, _, *saved = _forward(*x, call, final, True)  # type: ignore[arg-type]
+        _backward(*x, *saved, o, None, call, x[5] is not None)  # type: ignore[arg-type]
+
+    key = (call.plan, call.K, call.V, call.decay, call.v_first, call.segments > 1, call.marks > 1, call.tail, final)
+    first_call(key, inputs, step)
+
+
 class ScalarLinear(torch.autograd.Function):
     """``(o, final state or None)``; see `scalar_linear`."""
 
@@ -61,7 +76,9 @@ class ScalarLinear(torch.autograd.Function):
         cu: Tensor | None, call: ScalarCall, final: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         inputs = (q, k, v, g, gamma, h0, cu)
-        o, ht, *saved = taped(call.tapes, ("forward", final, True), _forward, inputs, call, final, True)
+        if not call.tapes:
+            _compile_ahead(call, final, inputs)
+        o, ht, *saved = _run(call, final, True, inputs)
         ctx.save_for_backward(*inputs, *saved)
         ctx.call = call
         ctx.set_materialize_grads(False)
@@ -128,8 +145,7 @@ def scalar_linear(
         inputs = (q, k, v, g, g_gamma, h0, cu)
         if needs_backward(inputs):
             return ScalarLinear.apply(*inputs, call, output_final_state)
-        key = ("forward", output_final_state, False)
-        out, state = taped(call.tapes, key, _forward, inputs, call, output_final_state, False)
+        out, state = _run(call, output_final_state, False, inputs)
     return out, state
 
 

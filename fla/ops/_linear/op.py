@@ -18,6 +18,7 @@ from fla.ops._common import checks
 from fla.ops._common.checks import ArgumentError
 from fla.ops._common.gates import compute_dtype
 from fla.ops._common.old_keywords import HEAD_FIRST, STATE_LAYOUT
+from fla.ops._common.seen import unless_seen
 from fla.ops._linear.rows import GATE_SHAPES, LinearRow
 
 __all__ = ["HEAD_FIRST", "STATE_LAYOUT", "linear_op", "state_outputs"]
@@ -70,7 +71,9 @@ def linear_op(
 
         facts = CallFacts(tensors=(row.query, "k", "v"))
         options.update(renamed=renamed, removed=removed)
-        return dispatch(row.op, validate=validate, facts=facts, outputs=empty_outputs, **options)(fn)
+        return dispatch(row.op, validate=unless_seen(validate, names), facts=facts, outputs=empty_outputs, **options)(
+            fn
+        )
 
     return decorate
 

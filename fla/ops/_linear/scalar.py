@@ -74,6 +74,11 @@ class ScalarCall:
         return self.packed(chunk_table(self.B, self.T, self.plan.chunk, cu_seqlens))
 
     @property
+    def tail(self) -> bool:
+        """Whether there may be chunks that are not full."""
+        return self.table.varlen or self.T % self.plan.chunk != 0 or self.table.per_sequence == 0
+
+    @property
     def tiles(self) -> int:
         return self.table.chunks * self.H
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fla.ops._common.device_index import ChunkTable, chunk_table
+from fla.ops._common.device_index import ChunkTable, chunk_table, known_table, table_size
 from fla.ops._common.launch import Fixed
 from fla.ops._common.policy import Chip, Launch, chip_of
 from fla.ops._common.vector_launch import ONES_TYPES, TL_TYPES, NamedLauncher, aligned, matrix_of, rows_of
@@ -110,6 +111,52 @@ def _fixed_grad(
     return _grad.fix(meta, launch.options(chip))
 
 
+@dataclass(frozen=True, eq=False)
+class VectorCall:
+    """What calls of the same sizes and flags have in common: ``k`` and ``v`` as the kernels see them."""
+
+    k: tuple[int, ...]
+    v: tuple[int, ...]
+    plan: VectorPlan
+    chip: Chip
+    table: ChunkTable  # of packed sequences: their numbers only
+    packed: bool
+    scale: float
+    v_first: bool
+    segments: int  # stretches that each sequence is cut into
+    tapes: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def make(
+        cls, k: Tensor, v: Tensor, scale: float, v_first: bool, cu_seqlens: Tensor | None,
+        plan: VectorPlan | None = None, segments: int | None = None,
+    ) -> VectorCall:  # fmt: skip
+        """``plan`` and ``segments`` fix what the policy chooses, for checks. k and v begin on 16 bytes."""
+        packed = None if cu_seqlens is None else cu_seqlens.numel() - 1
+        return _call_of(k.shape, v.shape, k.dtype, chip_of(k.device), packed, scale, v_first, plan, segments)
+
+    @property
+    def ragged(self) -> bool:
+        return self.packed or self.k[1] % self.plan.chunk != 0
+
+
+@functools.lru_cache(maxsize=256)
+def _call_of(
+    k: tuple[int, ...], v: tuple[int, ...], dtype: torch.dtype, chip: Chip, packed: int | None, scale: float,
+    v_first: bool, plan: VectorPlan | None, segments: int | None,
+) -> VectorCall:  # fmt: skip
+    B, T, H, K = k
+    sequences = B if packed is None else packed
+    if plan is None:
+        # Descriptors address every head's tile: heads on 16 bytes too.
+        fits = K * dtype.itemsize % 16 == 0 and v[3] * dtype.itemsize % 16 == 0
+        plan = vector_plan(chip, _NAMES[dtype], K, v[3], heads=sequences * H, aligned=fits)
+    table = chunk_table(B, T, plan.chunk) if packed is None else table_size(T, plan.chunk, packed)
+    if segments is None:
+        segments = time_segments(plan, chip, sequences * H, table.chunks // max(sequences, 1))
+    return VectorCall(k, v, plan, chip, table, packed is not None, scale, v_first, segments)
+
+
 class Work:
     """One call: ``S_t = diag(e^g) S_{t-1} + k v^T``, ``o = scale q S_t``, or with the bonus ``u``
     ``o = scale q (S_{t-1} + diag(u) k v^T)``. Buffers are indexed by tile = chunk * heads + head."""
@@ -119,32 +166,26 @@ class Work:
     decay: Tensor
 
     def __init__(
-        self, q: Tensor | None, k: Tensor, v: Tensor, g: Tensor, u: Tensor | None, scale: float, v_first: bool,
-        cu_seqlens: Tensor | None, table: ChunkTable | None = None, plan: VectorPlan | None = None,
-        segments: int | None = None,
+        self, call: VectorCall, q: Tensor | None, k: Tensor, v: Tensor, g: Tensor, u: Tensor | None,
+        cu: Tensor | None, rows: Tensor | None = None, offsets: Tensor | None = None,
     ) -> None:  # fmt: skip
-        self.q, self.k, self.v, self.g, self.u = q, k, v, g, u
-        self.scale, self.v_first = scale, v_first
-        self.B, self.T, self.H, self.K = k.shape
-        self.V = v.shape[3]
-        self.chip: Chip = chip_of(k.device)
-        sequences = self.B if cu_seqlens is None else cu_seqlens.numel() - 1
-        sequences = sequences if table is None else table.sequences
-        if plan is None:
-            dtype = _NAMES[k.dtype]
-            fits = aligned(k, v) and (q is None or aligned(q))
-            plan = vector_plan(self.chip, dtype, self.K, self.V, heads=sequences * self.H, aligned=fits)
-        self.plan = plan
-        self.table = chunk_table(self.B, self.T, plan.chunk, cu_seqlens) if table is None else table
+        """``rows`` and ``offsets`` are those of `ChunkTable`, where ``cu`` has been gone through before."""
+        self.call, self.q, self.k, self.v, self.g, self.u = call, q, k, v, g, u
+        self.scale, self.v_first, self.plan, self.chip = call.scale, call.v_first, call.plan, call.chip
+        self.B, self.T, self.H, self.K = call.k
+        self.V, self.segments = call.v[3], call.segments
+        plan = self.plan
+        if cu is None:
+            self.table = call.table
+        elif rows is None or offsets is None:
+            self.table = chunk_table(self.B, self.T, plan.chunk, cu)
+        else:
+            self.table = known_table(self.T, plan.chunk, cu, rows, offsets)
         self.N = self.table.sequences
-        if segments is None:
-            chunks = self.table.chunks // max(self.N, 1)
-            segments = time_segments(plan, self.chip, self.N * self.H, chunks)
-        self.segments = segments
         self.tiles_n = max(self.table.chunks, 1) * self.H
-        self.ragged = self.table.varlen or self.T % plan.chunk != 0
+        self.ragged = call.ragged
         self.raw = g.dtype == torch.bfloat16 and plan.gscore == "bf16"
-        self.gtma = plan.tma and g.element_size() == 2 and aligned(g)
+        self.gtma = plan.tma and g.element_size() == 2 and (g.is_meta or aligned(g))
         self.index = (self.table.cu, self.table.offsets, self.T, self.table.per_sequence, self.H)
         self.rows = (self.table.varlen, self.ragged)
 

@@ -9,32 +9,52 @@ import torch
 from torch import Tensor
 
 from fla.backends import needs_backward
+from fla.ops._common.first_call import first_call
 from fla.ops._common.launch import aligned, on_device
-from fla.ops._linear.vector import Work
+from fla.ops._common.single import once
+from fla.ops._common.tape import Body, taped
+from fla.ops._linear.vector import VectorCall, Work
 
 # The chunk gradient can take the softmax of up to so many channels along.
 SOFTMAX_AT_MOST = 128
 
 
-def key_decay(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, u: Tensor | None, h0: Tensor | None, scale: float, v_first: bool,
-    final: bool, cu_seqlens: Tensor | None, make: dict[str, Any],
-) -> tuple[Tensor, Tensor | None, Tensor | None, Work]:  # fmt: skip
-    """Output, final state, entries of the stretches and what was launched."""
-    work = Work(q, k, v, g, u, scale, v_first, cu_seqlens, **make)
+def _keys(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, u: Tensor | None, h0: Tensor | None, cu: Tensor | None,
+    call: VectorCall, final: bool, save: bool,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """(o, final state) with a decay per key channel and, with ``save``, what the backward needs."""
+    work = Work(call, q, k, v, g, u, cu)
     work.prep()
     ht = work.state() if final else None
     o, _, entry = work.scan(v, h0, final=ht)
-    assert o is not None
-    return o, ht, entry, work
+    if not save:
+        return o, ht
+    return o, ht, work.tiles, work.mats, work.decay, entry, work.table.rows, work.table.offsets
 
 
-def value_decay(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, h0: Tensor | None, scale: float, v_first: bool, final: bool,
-    softmax: bool, cu_seqlens: Tensor | None, make: dict[str, Any],
-) -> tuple[Tensor, Tensor | None, Tensor | None, Work]:  # fmt: skip
-    """As `key_decay`; the reason why this is right stands at `ValueDecay`."""
-    work = Work(None, v, k, g, None, scale, not v_first, cu_seqlens, **make)
+def _keys_backward(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, u: Tensor | None, h0: Tensor | None, cu: Tensor | None, tiles: Tensor,
+    mats: Tensor, decay: Tensor, entry: Tensor | None, rows: Tensor | None, offsets: Tensor | None, do: Tensor,
+    dht: Tensor | None, call: VectorCall, into_state: bool,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    work = Work(call, q, k, v, g, u, cu, rows, offsets)
+    work.tiles, work.mats, work.decay = tiles, mats, decay
+    dh0 = torch.empty_like(h0) if into_state and h0 is not None else None
+    # The states are computed again: keeping them costs as much memory traffic as the pass itself.
+    _, states, _ = work.scan(v, h0, out=False, save=True, entry=entry)
+    dv, exits, _ = work.scan(do, dht, reverse=True, final=dh0, save=True)
+    assert states is not None
+    dq, dk, dg, du = work.grad(do, states, exits)
+    return dq, dk, dv, dg, None if du is None or u is None else du.to(u.dtype), dh0
+
+
+def _values(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, h0: Tensor | None, cu: Tensor | None, call: VectorCall, final: bool,
+    softmax: bool, save: bool,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """As `_keys` with a decay per value channel; the reason why this is right stands at `ValueDecay`."""
+    work = Work(call, None, v, k, g, None, cu)
     work.prep()
     ht = work.state() if final else None
     _, states, entry = work.scan(k, h0, final=ht, out=False, save=True)
@@ -43,7 +63,46 @@ def value_decay(
     o, _, _, _ = work.grad(q, states, None, torch.float32 if softmax and not soft else None, soft)
     if softmax and not soft:
         o = o.softmax(-1).to(q.dtype)
-    return o, ht, entry, work
+    return (o, ht, entry, work.table.rows, work.table.offsets) if save else (o, ht)
+
+
+def _values_backward(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, h0: Tensor | None, cu: Tensor | None, p: Tensor | None,
+    entry: Tensor | None, rows: Tensor | None, offsets: Tensor | None, do: Tensor, dht: Tensor | None,
+    call: VectorCall, into_state: bool,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    if p is not None:
+        do = torch.ops.aten._softmax_backward_data(do, p, -1, v.dtype)
+    work = Work(call, do, v, k, g, None, cu, rows, offsets)
+    work.prep()
+    dh0 = torch.empty_like(h0) if into_state and h0 is not None else None
+    dq, states, _ = work.scan(k, h0, save=True, entry=entry)
+    dk, exits, _ = work.scan(q, dht, reverse=True, final=dh0, save=True)
+    assert states is not None
+    _, dv, dg, _ = work.grad(q, states, exits)
+    return dq, dk, dv, dg, dh0
+
+
+def _run(what: Body, call: VectorCall, inputs: tuple[Tensor | None, ...], *static: bool) -> tuple[Any, ...]:
+    """``what``, written out once for its sizes."""
+    found: tuple[Any, ...] = taped(call.tapes, (what, static), what, inputs, call, *static)
+    return found
+
+
+def _compile_ahead(
+    forward: Body, backward: Body, call: VectorCall, inputs: tuple[Tensor | None, ...], final: bool, *more: bool
+) -> None:
+    """Have the kernels of a training step compiled side by side at its first call."""
+    if call.tapes:
+        return
+
+    def step(*x: Tensor | None) -> None:
+        o, _, *saved = forward(*x, call, final, *more, True)
+        kept = (o if more[0] else None, *saved) if more else saved
+        backward(*x, *kept, o, None, call, x[-2] is not None)
+
+    key = (forward, call.plan, call.k[3], call.v[3], call.v_first, call.ragged, call.packed, call.segments > 1, more)
+    first_call((key, final), inputs, step)
 
 
 class KeyDecay(torch.autograd.Function):
@@ -51,33 +110,28 @@ class KeyDecay(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, u: Tensor | None, h0: Tensor | None, scale: float,
-        v_first: bool, final: bool, cu_seqlens: Tensor | None, make: dict[str, Any],
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, u: Tensor | None, h0: Tensor | None, cu: Tensor | None,
+        call: VectorCall, final: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        o, ht, entry, work = key_decay(q, k, v, g, u, h0, scale, v_first, final, cu_seqlens, make)
-        ctx.save_for_backward(q, k, v, g, u, h0, work.tiles, work.mats, work.decay, entry)
-        ctx.scale, ctx.v_first, ctx.kw = scale, v_first, _same(work)
+        inputs = (q, k, v, g, u, h0, cu)
+        _compile_ahead(_keys, _keys_backward, call, inputs, final)
+        o, ht, *saved = _run(_keys, call, inputs, final, True)
+        ctx.save_for_backward(*inputs, *saved)
+        ctx.call = call
         ctx.set_materialize_grads(False)
         return o, ht
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once
     def backward(ctx: Any, do: Tensor | None, dht: Tensor | None = None) -> tuple[Any, ...]:
-        q, k, v, g, u, h0, tiles, mats, decay, entry = ctx.saved_tensors
         if do is None and dht is None:
-            return (None,) * 11
-        do = torch.zeros_like(v) if do is None else aligned(do)
+            return (None,) * 9
+        saved = ctx.saved_tensors
+        do = torch.zeros_like(saved[2]) if do is None else aligned(do)
         dht = None if dht is None else dht.contiguous()
-        with on_device(q):
-            work = Work(q, k, v, g, u, ctx.scale, ctx.v_first, None, **ctx.kw)
-            work.tiles, work.mats, work.decay = tiles, mats, decay
-            dh0 = torch.empty_like(h0) if ctx.needs_input_grad[5] else None
-            # The states are computed again: keeping them costs as much memory traffic as the pass itself.
-            _, states, _ = work.scan(v, h0, out=False, save=True, entry=entry)
-            dv, exits, _ = work.scan(do, dht, reverse=True, final=dh0, save=True)
-            assert states is not None
-            dq, dk, dg, du = work.grad(do, states, exits)
-        return dq, dk, dv, dg, None if du is None or u is None else du.to(u.dtype), dh0, *(None,) * 5
+        with on_device(saved[0]):
+            grads = _run(_keys_backward, ctx.call, (*saved, do, dht), ctx.needs_input_grad[5])
+        return *grads, None, None, None
 
 
 class ValueDecay(torch.autograd.Function):
@@ -90,40 +144,28 @@ class ValueDecay(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, h0: Tensor | None, scale: float, v_first: bool,
-        final: bool, softmax: bool, cu_seqlens: Tensor | None, make: dict[str, Any],
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, h0: Tensor | None, cu: Tensor | None, call: VectorCall,
+        final: bool, softmax: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        o, ht, entry, work = value_decay(q, k, v, g, h0, scale, v_first, final, softmax, cu_seqlens, make)
-        ctx.save_for_backward(q, k, v, g, h0, entry, o if softmax else None)
-        ctx.scale, ctx.v_first, ctx.kw = scale, not v_first, _same(work)
+        inputs = (q, k, v, g, h0, cu)
+        _compile_ahead(_values, _values_backward, call, inputs, final, softmax)
+        o, ht, *saved = _run(_values, call, inputs, final, softmax, True)
+        ctx.save_for_backward(*inputs, o if softmax else None, *saved)
+        ctx.call = call
         ctx.set_materialize_grads(False)
         return o, ht
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once
     def backward(ctx: Any, do: Tensor | None, dht: Tensor | None = None) -> tuple[Any, ...]:
-        q, k, v, g, h0, entry, p = ctx.saved_tensors
         if do is None and dht is None:
-            return (None,) * 11
-        if do is None:
-            do = torch.zeros_like(v)
-        elif p is not None:
-            do = torch.ops.aten._softmax_backward_data(do, p, -1, v.dtype)
-        do = aligned(do)
+            return (None,) * 9
+        saved = ctx.saved_tensors
+        do = torch.zeros_like(saved[2]) if do is None else aligned(do)
         dht = None if dht is None else dht.contiguous()
-        with on_device(q):
-            work = Work(do, v, k, g, None, ctx.scale, ctx.v_first, None, **ctx.kw)
-            work.prep()
-            dh0 = torch.empty_like(h0) if ctx.needs_input_grad[4] else None
-            dq, states, _ = work.scan(k, h0, save=True, entry=entry)
-            dk, exits, _ = work.scan(q, dht, reverse=True, final=dh0, save=True)
-            assert states is not None
-            _, dv, dg, _ = work.grad(q, states, exits)
-        return dq, dk, dv, dg, dh0, *(None,) * 6
-
-
-def _same(work: Work) -> dict[str, Any]:
-    return {"table": work.table, "plan": work.plan, "segments": work.segments}
+        with on_device(saved[0]):
+            grads = _run(_values_backward, ctx.call, (*saved, do, dht), ctx.needs_input_grad[4])
+        return *grads, None, None, None, None
 
 
 def _c(x: Tensor | None) -> Tensor | None:
@@ -164,8 +206,14 @@ def vector_linear(
     with on_device(q):
         if gv is None:
             assert gk is not None
-            keys = (q, k, v, gk, bonus, h0, scale, state_v_first, output_final_state, cu_seqlens, make)
-            return KeyDecay.apply(*keys) if train else key_decay(*keys)[:2]
+            call = VectorCall.make(k, v, scale, state_v_first, cu_seqlens, **make)
+            keys = (q, k, v, gk, bonus, h0, cu_seqlens)
+            if train:
+                return KeyDecay.apply(*keys, call, output_final_state)
+            return _run(_keys, call, keys, output_final_state, False)
         assert gk is None
-        values = (q, k, v, gv, h0, scale, state_v_first, output_final_state, softmax, cu_seqlens, make)
-        return ValueDecay.apply(*values) if train else value_decay(*values)[:2]
+        call = VectorCall.make(v, k, scale, not state_v_first, cu_seqlens, **make)
+        values = (q, k, v, gv, h0, cu_seqlens)
+        if train:
+            return ValueDecay.apply(*values, call, output_final_state, softmax)
+        return _run(_values, call, values, output_final_state, softmax, False)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: MIT
+"""First calls with an empty kernel cache, in seconds: forward, forward and backward, then other lengths, batches and
+head counts. `first_calls.py [OP ...]`; every op in a process of its own, JOBS (2) at a time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parents[2])]
+
+OPS = ("simple_gla", "retention", "gla", "rwkv6", "gsa", "hgrn")
+
+
+def inputs(op: str, B: int, T: int, H: int, D: int = 128) -> dict[str, Any]:
+    import torch
+    import torch.nn.functional as F
+
+    def leaf(x: Any, dtype: Any = torch.bfloat16) -> Any:
+        return x.to(dtype).requires_grad_()
+
+    def normal(*shape: int) -> Any:
+        return torch.randn(*shape, device="cuda")
+
+    if op == "hgrn":
+        return {"x": leaf(normal(B, T, H * D)), "g": leaf(F.logsigmoid(normal(B, T, H * D)))}
+    x = {n: leaf(normal(B, T, H, D)) for n in ("r" if op == "rwkv6" else "q", "k", "v")}
+    if op == "simple_gla":
+        x["g"] = leaf(F.logsigmoid(normal(B, T, H)), torch.float32)
+    if op in ("gla", "rwkv6"):
+        x["w" if op == "rwkv6" else "g"] = leaf(F.logsigmoid(normal(B, T, H, D)))
+    if op == "rwkv6":
+        x["u"] = leaf(normal(H, D))
+    if op == "gsa":
+        x["s"], x["g"] = leaf(normal(B, T, H, 64)), leaf(F.logsigmoid(normal(B, T, H, 64)))
+    return x
+
+
+def one(op: str) -> None:
+    import importlib
+
+    import torch
+
+    from fla.backends import use_backend
+
+    fn = getattr(importlib.import_module(f"fla.ops.{op}"), f"chunk_{op}")
+    torch.empty(1, device="cuda")
+
+    def step(*shape: int) -> tuple[float, float, float]:
+        x = inputs(op, *shape)
+        torch.cuda.synchronize()
+        t = time.perf_counter()
+        o = fn(**x)[0]
+        torch.cuda.synchronize()
+        forward = time.perf_counter() - t
+        do = torch.ones_like(o)
+        torch.cuda.synchronize()
+        b = time.perf_counter()
+        torch.autograd.grad(o, list(x.values()), do)
+        torch.cuda.synchronize()
+        back = time.perf_counter() - b
+        return forward, forward + back, time.perf_counter() - t
+
+    with use_backend("triton", strict=True):
+        first = step(1, 2048, 96)
+        again = {}
+        for name, shape in (("length", (1, 4096, 96)), ("batch", (2, 2048, 96)), ("heads", (1, 2048, 80))):
+            again[name] = step(*shape)[1]
+        with torch.no_grad():
+            t = time.perf_counter()
+            fn(**inputs(op, 1, 2048, 96))
+            torch.cuda.synchronize()
+            inference = time.perf_counter() - t
+    row = "  ".join(f"new {n} {t:.3f}" for n, t in again.items())
+    print(
+        f"{op:11s} first forward {first[0]:.2f} s  with backward {first[1]:.2f} s  {row}  then inference {inference:.2f}"
+    )
+
+
+def apart(op: str) -> str:
+    with tempfile.TemporaryDirectory() as cache:
+        env = {**os.environ, "TRITON_CACHE_DIR": cache}
+        p = subprocess.run([sys.executable, __file__, "one", op], capture_output=True, text=True, env=env)
+    return p.stdout.strip() or f"{op}: {p.stderr.strip()[-400:]}"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["one"]:
+        one(sys.argv[2])
+    else:
+        with ThreadPoolExecutor(int(os.environ.get("JOBS", "2"))) as pool:
+            for line in pool.map(apart, sys.argv[1:] or OPS):
+                print(line, flush=True)

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: MIT
+"""Checks of arguments that are not repeated for calls that look the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fla.ops._common.checks import static_facts
+
+# Arguments whose values are looked at, not only their shapes.
+DATA = ("cu_seqlens", "cu_seqlens_cpu")
+_GOOD_AT_MOST = 1024
+
+
+def unless_seen(validate: Callable[..., None], names: tuple[str, ...]) -> Callable[..., None]:
+    """``validate``, skipped where shapes, dtypes, devices and flags have passed it before.
+
+    ``names`` are the parameters in order; those of `DATA` are taken by position. Calls that give one of them, and calls
+    with anything but tensors, numbers and None, are checked every time.
+    """
+    good: set[Any] = set()
+    data = tuple(names.index(name) for name in DATA if name in names)
+
+    def run(*args: Any, **kwargs: Any) -> None:
+        key = None
+        for i in data:
+            if i >= len(args) or args[i] is not None:
+                break
+        else:
+            key = static_facts((*args, *kwargs.values()))
+            if key in good:
+                return
+        validate(*args, **kwargs)
+        if key is not None:
+            if len(good) >= _GOOD_AT_MOST:
+                good.clear()
+            good.add(key)
+
+    return run
