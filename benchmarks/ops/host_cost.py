@@ -31,9 +31,12 @@ BF = torch.bfloat16
 Call = Callable[[], Any]
 
 
-def calls(device: str, B: int, T: int, H: int, D: int = 128) -> dict[str, tuple[Call, Call, Call, Call]]:
+def calls(
+    device: str, B: int, T: int, H: int, D: int = 128, only: list[str] | None = None
+) -> dict[str, tuple[Call, Call, Call, Call]]:
     """Per op: inference, the forward of training, forward and backward, and its checks alone."""
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+    from fla.ops.gla import chunk_gla
     from fla.ops.kda import chunk_kda
     from fla.ops.simple_gla import chunk_simple_gla
 
@@ -48,6 +51,7 @@ def calls(device: str, B: int, T: int, H: int, D: int = 128) -> dict[str, tuple[
         "gated delta rule": (chunk_gated_delta_rule, ("q", "k", "v", "g", "beta"), {"use_qk_l2norm_in_kernel": True}),
         "kda": (chunk_kda, ("q", "k", "v", "gk", "beta"), {"use_qk_l2norm_in_kernel": True, "safe_gate": True}),
         "simple gla": (chunk_simple_gla, ("q", "k", "v", "g"), {}),
+        "gla": (chunk_gla, ("q", "k", "v", "gk"), {}),
     }
     out: dict[str, tuple[Call, Call, Call, Call]] = {}
     for name, (op, names, kw) in table.items():
@@ -64,6 +68,8 @@ def calls(device: str, B: int, T: int, H: int, D: int = 128) -> dict[str, tuple[
             with torch.no_grad():
                 return op(*plain, **kw)[0]
 
+        if only and name not in only:
+            continue
         bound = op.op.signature.bind(*plain, **kw)
         bound.apply_defaults()
         values = tuple(bound.arguments.values())
@@ -88,12 +94,12 @@ def cpu_us(fn: Call, n: int = 300) -> float:
     return min(best) * 1e6
 
 
-def without_gpu(profile: str | None) -> None:
+def without_gpu(profile: str | None, only: list[str] | None) -> None:
     from stub_driver import stub_driver
 
     torch.set_num_threads(1)
     with stub_driver():
-        for name, fns in calls("cpu", 4, 64, 2).items():
+        for name, fns in calls("cpu", 4, 64, 2, only=only).items():
             us = [cpu_us(f) for f in fns]
             print(
                 f"{name:18s} inference {us[0]:6.1f} us  training forward {us[1]:6.1f}  forward + backward {us[2]:6.1f}"
@@ -111,7 +117,7 @@ def without_gpu(profile: str | None) -> None:
                     pstats.Stats(p).sort_stats("tottime").print_stats(45)
 
 
-def on_gpu(B: int, T: int, H: int) -> None:
+def on_gpu(B: int, T: int, H: int, only: list[str] | None) -> None:
     from check_delta import median_ms
 
     def caller(fn: Call) -> float:
@@ -139,7 +145,7 @@ def on_gpu(B: int, T: int, H: int) -> None:
         return sorted(times)[25] * 1e3
 
     print(torch.cuda.get_device_name(), torch.__version__, f"B{B} T{T} H{H}")
-    for name, fns in calls("cuda", B, T, H).items():
+    for name, fns in calls("cuda", B, T, H, only=only).items():
         for fn, label in zip(fns[:3], ("inference", "training forward", "forward + backward"), strict=True):
             print(
                 f"{name:18s} {label:18s} kernels {median_ms(fn, 15, 1_500_000):.3f} ms  caller {caller(fn):.3f}"
@@ -152,13 +158,14 @@ def on_gpu(B: int, T: int, H: int) -> None:
 def main() -> None:
     ap = argparse.ArgumentParser(description=__doc__)
     ap.add_argument("--profile")
+    ap.add_argument("--ops", nargs="*")
     ap.add_argument("--shape", type=int, nargs=3, default=(4, 2048, 16), metavar=("B", "T", "H"))
     args = ap.parse_args()
     with contextlib.suppress(BrokenPipeError):
         if torch.cuda.is_available():
-            on_gpu(*args.shape)
+            on_gpu(*args.shape, args.ops)
         else:
-            without_gpu(args.profile)
+            without_gpu(args.profile, args.ops)
 
 
 if __name__ == "__main__":
