@@ -267,10 +267,15 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self.tape = tape
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        _note(self.tape, self.tape.op, func, args, kwargs or {}, out)
-        return out
+
+def _watch(self: _Watch, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    out = func(*args, **(kwargs or {}))
+    _note(self.tape, self.tape.op, func, args, kwargs or {}, out)
+    return out
+
+
+# Not in the class statement: torch wraps what it finds there, and the wrapper imports Dynamo, which takes seconds.
+_Watch.__torch_dispatch__ = _watch  # type: ignore[assignment]
 
 
 def _note(tape: Recording, what: Callable[..., None], *details: Any) -> None:
@@ -344,17 +349,6 @@ def look(inputs: tuple[Tensor | None, ...]) -> tuple[Any, ...] | None:
     # What chip other devices stand for may change (`describe_chip`).
     where = first.get_device() if first.is_cuda else (first.device, chip_of(first.device))
     return (grad and torch.is_grad_enabled(), where, *kinds)
-
-
-def once(gradients: Callable[..., Any], ctx: Any, *given: Tensor | None) -> Any:
-    """``gradients(ctx, *given)``, the backward of a function that has no second one.
-
-    As `torch.autograd.function.once_differentiable`, whose own cost falls due only where somebody asks for a graph of
-    the backward.
-    """
-    if torch.is_grad_enabled():
-        return torch.autograd.function.once_differentiable(gradients)(ctx, *given)
-    return gradients(ctx, *given)
 
 
 def taped(tapes: dict[Any, Any], key: Any, body: Body, inputs: tuple[Tensor | None, ...], *static: Any) -> Any:

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from fla.backends import needs_backward
 from fla.ops._common.device_index import chunk_table, known_table
+from fla.ops._common.first_call import first_call
 from fla.ops._common.gates import needs_range, to_output
 from fla.ops._common.launch import aligned, on_device
-from fla.ops._common.tape import Known, KnownCalls, look, once
+from fla.ops._common.single import once
+from fla.ops._common.tape import Known, KnownCalls, look
 from fla.ops._delta import scalar
 from fla.ops._delta.scalar import ScalarCall
 
@@ -79,25 +81,35 @@ class ScalarDelta(torch.autograd.Function):
         return o, ht
 
     @staticmethod
+    @once
     def backward(ctx: Any, do: Tensor | None, dht: Tensor | None = None) -> tuple[Tensor | None, ...]:
-        found: tuple[Tensor | None, ...] = once(_gradients, ctx, do, dht)
-        return found
-
-
-def _gradients(ctx: Any, do: Tensor | None, dht: Tensor | None) -> tuple[Tensor | None, ...]:
-    if do is None and dht is None:
-        return (None,) * 12
-    saved = ctx.saved_tensors
-    do = torch.zeros_like(saved[2]) if do is None else aligned(do)
-    dht = None if dht is None else dht.contiguous()
-    with on_device(do):
+        if do is None and dht is None:
+            return (None,) * 12
+        saved = ctx.saved_tensors
+        do = torch.zeros_like(saved[2]) if do is None else aligned(do)
+        dht = None if dht is None else dht.contiguous()
         into_state = ctx.needs_input_grad[7]
-        name = ("backward", into_state, dht is None)
-        grads = ctx.known.run(name, _backward, (*saved, do, dht), into_state)
-    return *grads, None, None, None
+        with on_device(do):
+            name = ("backward", into_state, dht is None)
+            grads = ctx.known.run(name, _backward, (*saved, do, dht), into_state)
+        return *grads, None, None, None
 
 
 _calls = KnownCalls()
+
+
+def _compile_ahead(call: ScalarCall, inputs: tuple[Any, ...], final: bool) -> None:
+    """Have the kernels of a call compiled side by side."""
+    train = needs_backward(inputs)
+
+    def step(*x: Tensor | None) -> None:
+        o, _, *saved = _forward(*x, call, final, train)  # type: ignore[call-arg, arg-type]
+        if train:
+            kept = o if call.keeps_output else None
+            _backward(*x, *saved, kept, o, None, call, x[7] is not None)  # type: ignore[call-arg, arg-type]
+
+    key = (call.plan, call.shape.K, call.shape.V, call.norm, call.v_first, call.before, call.beta_scale > 0)
+    first_call((*key, call.segments > 1, call.tail, call.shape.HV > call.shape.H, train), inputs, step)
 
 
 def delta_rule(
@@ -140,6 +152,8 @@ def delta_rule(
             )
             if k.numel() == 0 or v.numel() == 0 or call.table.sequences == 0:
                 return _empty_result(call, v, inputs[7], output_final_state)
+            if not make:
+                _compile_ahead(call, inputs, output_final_state)
         known = Known(call) if make else _calls.add(key, call)
     return _run(inputs, known, output_final_state)
 

@@ -8,32 +8,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fla.ops._common.ahead import ahead, possible
+from fla.backends import needs_backward
 from fla.ops._common.device_index import known_table
+from fla.ops._common.first_call import first_call
 from fla.ops._common.launch import aligned, on_device
-from fla.ops._common.tape import Known, once
+from fla.ops._common.single import once
+from fla.ops._common.tape import Known
 from fla.ops._delta.vector_work import VectorCall, Work
 
 
-def _compile_ahead(work: Work, h0: Tensor | None, cu_seqlens: Tensor | None, final: bool) -> None:
-    """Have the kernels of the forward and backward of a call compiled side by side."""
+def compile_ahead(call: VectorCall, inputs: tuple[Any, ...], final: bool) -> None:
+    """Have the kernels of a call compiled side by side; ``inputs`` as those of `VectorDelta`."""
+    train = needs_backward(inputs)
 
-    def meta(x: Tensor | None) -> Tensor | None:
-        return None if x is None else torch.empty_like(x, device="meta")
+    def step(*x: Tensor | None) -> None:
+        if train:
+            o, _, *saved = _forward(*x, call, final)  # type: ignore[call-arg, arg-type]
+            _backward(*x, o, *saved, o, None, call, x[7] is not None)  # type: ignore[call-arg, arg-type]
+        else:
+            _infer(*x, call, final)  # type: ignore[call-arg, arg-type]
 
-    inputs = [meta(x) for x in (work.q, work.k, work.v, work.g, work.beta, work.a_log, work.dt_bias, cu_seqlens)]
-    with ahead(work.q.device), torch.no_grad():
-        w = Work(work.call, *inputs)  # type: ignore[arg-type]
-        w.prep(train=True)
-        o, h0, dht = w.like(w.v), meta(h0), None
-        states, news = w.state_buffers() if w.call.keep else (None, None)
-        entries = w.scan(
-            h0, o=o, ht=w.final_state() if final else None, states=states, save=2 if w.call.keep else 0, news=news
-        )
-        if states is None or news is None:
-            states, news = w.states(h0, entries)
-        _, ys, exits = w.scan_bwd(o, dht, None if h0 is None else torch.empty_like(h0))
-        w.grad(o, o, states, news, exits, ys)
+    cu = inputs[8]
+    table = None if cu is None else known_table(inputs[0].shape[1], 64, cu, cu, cu)  # not read, only measured
+    w = Work(call, *inputs[:7], None, table)  # type: ignore[call-arg]
+    key = (call, w.plan, w.K, w.V, w.ragged, w.gtma, w.btma, w.H > w.HK, cu is None, final, train)
+    first_call(key, inputs, step)
 
 
 def _infer(
@@ -53,10 +52,6 @@ def _forward(
     h0: Tensor | None, cu_seqlens: Tensor | None, call: VectorCall, final: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     work = Work(call, q, k, v, g, beta, a_log, dt_bias, cu_seqlens)
-    if not work.setup.ahead:
-        work.setup.ahead = True
-        if q.is_cuda and possible() and not torch.cuda.is_current_stream_capturing():
-            _compile_ahead(work, h0, work.table.cu, final)
     work.prep(train=True)
     o = work.like(v)
     ht = work.final_state() if final else None
@@ -120,18 +115,15 @@ class VectorDelta(torch.autograd.Function):
         return o, ht
 
     @staticmethod
+    @once
     def backward(ctx: Any, do: Tensor | None, dht: Tensor | None) -> tuple[Any, ...]:
-        return once(_gradients, ctx, do, dht)
-
-
-def _gradients(ctx: Any, do: Tensor | None, dht: Tensor | None) -> tuple[Any, ...]:
-    if do is None and dht is None:
-        return (None,) * 11
-    saved = ctx.saved_tensors
-    do = torch.zeros_like(saved[2]) if do is None else aligned(do)
-    dht = None if dht is None else dht.contiguous()
-    with on_device(do):
+        if do is None and dht is None:
+            return (None,) * 11
+        saved = ctx.saved_tensors
+        do = torch.zeros_like(saved[2]) if do is None else aligned(do)
+        dht = None if dht is None else dht.contiguous()
         into_state = ctx.needs_input_grad[7]
-        name = ("backward", into_state, dht is None)
-        grads = ctx.known.run(name, _backward, (*saved, do, dht), into_state)
-    return *grads, None, None, None
+        with on_device(do):
+            name = ("backward", into_state, dht is None)
+            grads = ctx.known.run(name, _backward, (*saved, do, dht), into_state)
+        return *grads, None, None, None

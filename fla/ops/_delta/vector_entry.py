@@ -13,7 +13,7 @@ from fla.backends import needs_backward
 from fla.ops._common.gates import needs_range, to_output
 from fla.ops._common.launch import on_device
 from fla.ops._common.tape import Known, KnownCalls, look
-from fla.ops._delta.vector_autograd import VectorDelta, infer
+from fla.ops._delta.vector_autograd import VectorDelta, compile_ahead, infer
 from fla.ops._delta.vector_covers import bounded_gate
 from fla.ops._delta.vector_work import VectorCall, Work
 
@@ -127,7 +127,12 @@ def chunk_vector(
     inputs = tuple(None if x is None else x.contiguous() for x in inputs)
     if not chunk_states or needs_backward(inputs):
         key = (look(inputs), flags)
-        return _run(inputs, _calls.get(key) or _calls.add(key, call), final)
+        known = _calls.get(key)
+        if known is None:
+            with on_device(q):
+                compile_ahead(call, inputs, final)
+            known = _calls.add(key, call)
+        return _run(inputs, known, final)
     q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens = inputs
     with on_device(q):
         work = Work(call, q, k, v, g, beta, A_log, dt_bias, cu_seqlens)

@@ -74,7 +74,6 @@ class Setup:
     dims: dict[str, Any]
     gates: dict[str, Any]
     launches: dict[Any, Fixed] = field(default_factory=dict)
-    ahead: bool = False  # its kernels have been sent to be compiled
 
 
 @functools.lru_cache(maxsize=256)
