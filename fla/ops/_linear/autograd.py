@@ -60,8 +60,8 @@ def _run(call: ScalarCall, final: bool, save: bool, inputs: tuple[Tensor | None,
 
 def _compile_ahead(call: ScalarCall, final: bool, inputs: tuple[Tensor | None, ...]) -> None:
     def step(*x: Tensor | None) -> None:
-        o, _, *saved = _forward(*x, call, final, True)  # type: ignore[arg-type]
-        _backward(*x, *saved, o, None, call, x[5] is not None)  # type: ignore[arg-type]
+        o, _, *saved = _forward(*x, call, final, True)  # type: ignore[call-arg, arg-type]
+        _backward(*x, *saved, o, None, call, x[5] is not None)  # type: ignore[call-arg, arg-type]
 
     key = (call.plan, call.K, call.V, call.decay, call.v_first, call.segments > 1, call.marks > 1, call.tail, final)
     first_call(key, inputs, step)

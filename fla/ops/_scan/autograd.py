@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fla.backends import needs_backward
+from fla.ops._common.first_call import first_call
 from fla.ops._common.launch import Launcher, on_device
-from fla.ops._common.policy import chip_of
+from fla.ops._common.policy import Chip, chip_of
 from fla.ops._common.single import once
+from fla.ops._common.tape import Body, taped
 from fla.ops._scan.kernels import scan_bwd_kernel, scan_fwd_kernel
 from fla.ops._scan.policy import DECODE_TOKENS, ScanPlan, scan_plan, stretches
 
@@ -113,6 +116,45 @@ def scan_backward(
     return dx, dg, dh0
 
 
+@functools.lru_cache(maxsize=256)
+def _tapes(shape: tuple[int, ...], packed: int | None, chip: Chip) -> dict[Any, Any]:
+    return {}
+
+
+def _scan(x: Tensor, g: Tensor, h0: Tensor | None, cu: Tensor | None, final: bool) -> tuple[Tensor | None, ...]:
+    return scan_forward(x, g, h0, cu, final)
+
+
+def _scan_backward(
+    g: Tensor, o: Tensor, h0: Tensor | None, cu: Tensor | None, do: Tensor, dht: Tensor | None, initial: bool
+) -> tuple[Tensor | None, ...]:
+    return scan_backward(do, g, o, h0, dht, cu, initial)
+
+
+def _run(what: Body, inputs: tuple[Tensor | None, ...], flag: bool) -> tuple[Any, ...]:
+    """``what``, written out once for its sizes. Its second tensor has the shape of all, its fourth is cu_seqlens."""
+    x, cu = inputs[1], inputs[3]
+    assert x is not None
+    tapes = _tapes(x.shape, None if cu is None else cu.numel(), chip_of(x.device))
+    found: tuple[Any, ...] = taped(tapes, (what, flag), what, inputs, flag)
+    return found
+
+
+def _compile_ahead(inputs: tuple[Tensor | None, ...], final: bool) -> None:
+    """Have the kernels of a training step compiled side by side at its first call."""
+    x, _, _, cu = inputs
+    assert x is not None
+    work = _Work(x, cu, None, None)
+
+    def step(*given: Tensor | None) -> None:
+        _, g, h0, cu = given
+        assert g is not None
+        o, _ = scan_forward(*given, final)  # type: ignore[call-arg, arg-type]
+        scan_backward(o, g, o, h0, None, cu, h0 is not None)
+
+    first_call((Scan, work.plan, work.D, work.segments > 1, cu is None, final, x.numel() > 0), inputs, step)
+
+
 class Scan(torch.autograd.Function):
     """``(o, final state or None)``; keeps the gates and the outputs."""
 
@@ -120,7 +162,10 @@ class Scan(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, g: Tensor, h0: Tensor | None, cu: Tensor | None, final: bool
     ) -> tuple[Tensor, Tensor | None]:
-        o, ht = scan_forward(x, g, h0, cu, final)
+        inputs = (x, g, h0, cu)
+        if not _tapes(x.shape, None if cu is None else cu.numel(), chip_of(x.device)):
+            _compile_ahead(inputs, final)
+        o, ht = _run(_scan, inputs, final)
         ctx.save_for_backward(g, o, h0, cu)
         ctx.set_materialize_grads(False)
         return o, ht
@@ -134,7 +179,7 @@ class Scan(torch.autograd.Function):
         do = torch.zeros_like(o) if do is None else do.contiguous()
         dht = None if dht is None else dht.contiguous()
         with on_device(o):
-            dx, dg, dh0 = scan_backward(do, g, o, h0, dht, cu, ctx.needs_input_grad[2])
+            dx, dg, dh0 = _run(_scan_backward, (g, o, h0, cu, do, dht), ctx.needs_input_grad[2])
         return dx, dg, dh0, None, None
 
 
@@ -145,7 +190,9 @@ def scan(
     x, g = x.contiguous(), g.contiguous()
     h0 = None if initial_state is None else initial_state.contiguous()
     cu = None if cu_seqlens is None else cu_seqlens.contiguous()
+    inputs = (x, g, h0, cu)
     with on_device(x):
         if needs_backward((x, g, h0)):
-            return Scan.apply(x, g, h0, cu, output_final_state)
-        return scan_forward(x, g, h0, cu, output_final_state)
+            return Scan.apply(*inputs, output_final_state)
+        o, ht = _run(_scan, inputs, output_final_state)
+    return o, ht
