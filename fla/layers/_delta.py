@@ -120,7 +120,7 @@ class DeltaLayer(RecurrentLayer):
         v = v.unflatten(-1, (self.num_v_heads, self.head_v_dim))
         o, recurrent_state = self.rule(x, q, k, v, call)
         if hasattr(self, "g_proj"):
-            o = self.o_norm(o, self.g_proj(x).unflatten(-1, (self.num_v_heads, self.head_v_dim)))
+            o = self.o_norm(o, call.linear(self.g_proj, x).unflatten(-1, (self.num_v_heads, self.head_v_dim)))
         else:
             o = self.o_norm(o)
         return Mixed(self.o_proj(o.flatten(-2)), recurrent_state, conv_state)

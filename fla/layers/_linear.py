@@ -108,13 +108,13 @@ class LinearLayer(RecurrentLayer):
         f = self.feature_map_fn
         return (q, k) if f is None else (f(q), f(k))
 
-    def gate_output(self, x: Tensor, o: Tensor) -> Tensor:
+    def gate_output(self, x: Tensor, o: Tensor, call: Call) -> Tensor:
         """Norm and gate of the heads ``o`` ``[B, T, H, V]`` that came out for ``x``: ``[B, T, H * V]``."""
         if self.fuse_norm_and_gate:
-            gate = self.g_proj(x).unflatten(-1, (self.num_heads, self.head_v_dim))
+            gate = call.linear(self.g_proj, x).unflatten(-1, (self.num_heads, self.head_v_dim))
             return self.g_norm_swish_gate(o, gate).flatten(-2)
         o = self.g_norm(o).flatten(-2)
-        return o * self.gate_fn(self.g_proj(x)) if self.use_output_gate else o
+        return o * self.gate_fn(call.linear(self.g_proj, x)) if self.use_output_gate else o
 
     def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Any]:
         """The layer's kernel.
@@ -136,4 +136,4 @@ class LinearLayer(RecurrentLayer):
         q, k = self.features(*(t.unflatten(-1, (-1, self.head_k_dim)) for t in (q, k)))
         k, v = self.group_heads(k), self.group_heads(v.unflatten(-1, (-1, self.head_v_dim)))
         o, recurrent_state = self.attend(x, q, k, v, call)
-        return Mixed(self.o_proj(self.gate_output(x, o)), recurrent_state, conv_state)
+        return Mixed(self.o_proj(self.gate_output(x, o, call)), recurrent_state, conv_state)

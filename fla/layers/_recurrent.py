@@ -7,7 +7,7 @@ A layer registers its projections under the names of its state dict and writes :
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -22,6 +22,8 @@ from fla.layers.utils import (
     unpad_hidden_states,
     update_layer_cache,
 )
+from fla.modules._linears import joinable, joined
+from fla.modules._plain import is_plain
 from fla.modules.causal_conv1d import ShortConvolution
 from fla.ops._common.checks import ArgumentError
 
@@ -40,6 +42,7 @@ class Call:
         cu_seqlens: boundaries ``[N + 1]``, or None.
         cu_seqlens_cpu: their host copy, or None.
         kwargs: what else the caller of the layer passed.
+        projected: results of linear layers on the layer's input, where they were computed together.
     """
 
     mode: str
@@ -48,6 +51,16 @@ class Call:
     cu_seqlens: Tensor | None
     cu_seqlens_cpu: Tensor | None
     kwargs: dict[str, Any]
+    projected: dict[nn.Module, Tensor] = field(default_factory=dict)
+
+    def linear(self, module: Any, x: Tensor) -> Tensor:
+        """``module(x)``: a linear layer, or several in a row, on the input of the layer."""
+        if self.projected and is_plain(module, nn.Sequential):
+            for part in module:
+                x = self.linear(part, x)
+            return x
+        done = self.projected.pop(module, None)
+        return module(x) if done is None else done
 
     def pick(self, chunk: Any, fused_recurrent: Any) -> Any:
         """The kernel of ``mode``."""
@@ -131,6 +144,7 @@ class RecurrentLayer(nn.Module):
         any_mode_trains: whether every kernel has gradients, so that short inputs always take the step-by-step one.
         training_needs_chunk: whether training mode refuses another kernel than the chunked one without autograd too.
         silu_without_conv: whether projections without a short convolution get SiLU.
+        reads: linear layers on the layer's input, of those that it has.
         mode: the kernel for long inputs without autograd.
         layer_idx: place of the layer in a cache; None for a layer that is never given one.
     """
@@ -140,6 +154,7 @@ class RecurrentLayer(nn.Module):
     any_mode_trains: ClassVar[bool] = False
     training_needs_chunk: ClassVar[bool] = True
     silu_without_conv: ClassVar[bool] = True
+    reads: ClassVar[tuple[str, ...]] = tuple(f"{name}_proj" for name in (*"qkvgfibaw", "gk"))
     mode: str
     layer_idx: int | None
     use_short_conv: bool
@@ -180,13 +195,19 @@ class RecurrentLayer(nn.Module):
         Returns:
             The projections in that order, and the states of the convolutions (None without convolutions).
         """
-        projected = tuple(getattr(self, f"{name}_proj")(x) for name in names)
+        projected = tuple(call.linear(getattr(self, f"{name}_proj"), x) for name in names)
         if not self.use_short_conv:
             return tuple(F.silu(p) for p in projected) if self.silu_without_conv else projected, None
         states = call.state.get("conv_state") or (None,) * len(names)
         inputs = zip(names, projected, states, strict=True)
         outputs, kept = zip(*(call.convolve(getattr(self, f"{n}_conv1d"), p, s) for n, p, s in inputs), strict=True)
         return outputs, kept
+
+    def read(self, x: Tensor) -> dict[nn.Module, Tensor]:
+        """The layers :attr:`reads` on ``x``, joined for the sake of its gradient; empty where that is not possible."""
+        found: Any = (getattr(self, name, None) for name in self.reads)
+        found = [part[0] if is_plain(part, nn.Sequential) else part for part in found if part is not None]
+        return dict(zip(found, joined(x, found), strict=True)) if joinable(x, found) else {}
 
     def mix(self, x: Tensor, call: Call) -> Mixed:
         """The layer itself, without padding and cache.
@@ -236,7 +257,10 @@ class RecurrentLayer(nn.Module):
         )
         host = kwargs.pop("cu_seqlens_cpu", None)
         host = host_offsets(cu_seqlens) if host is None else host
-        mixed = self.mix(x, Call(mode, state, bool(use_cache), cu_seqlens, host, kwargs))
+        call = Call(mode, state, bool(use_cache), cu_seqlens, host, kwargs)
+        if torch.is_grad_enabled() and x.requires_grad:
+            call.projected = self.read(x)
+        mixed = self.mix(x, call)
         if use_cache:
             update_layer_cache(
                 self,

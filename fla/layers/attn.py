@@ -19,6 +19,7 @@ from fla.layers.utils import (
     row_offsets,
     update_layer_cache,
 )
+from fla.modules._linears import linears
 from fla.modules._softmax import dense_attention, packed_attention
 from fla.modules.norm import RMSNorm
 from fla.modules.rotary import RotaryEmbedding
@@ -177,7 +178,8 @@ class Attention(nn.Module):
         self, x: Tensor, offset: int | Tensor, cu_seqlens: Tensor | None, max_seqlen: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Heads of queries, keys (both rotated) and values."""
-        q, k, v = (p(x).unflatten(-1, (-1, self.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        projections = linears(x, (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (p.unflatten(-1, (-1, self.head_dim)) for p in projections)
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         return *self.rotary(q, k, seqlen_offset=offset, max_seqlen=max_seqlen, cu_seqlens=cu_seqlens), v

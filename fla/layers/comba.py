@@ -92,9 +92,9 @@ class Comba(GatedDeltaNet):
         p = k * self.decay.sigmoid().to(k.dtype)[:, None] if self.use_inner_decay else k
         if self.use_output_correction:
             q = q - self.D.to(q.dtype)[:, None] * p
-        a = self.a_proj(x)
+        a = call.linear(self.a_proj, x)
         dtype = compute_dtype(a.dtype)
         g = -self.A_log.to(dtype).exp() * F.softplus(a.to(dtype) + self.dt_bias)
         kernel = call.pick(chunk_comba, fused_recurrent_comba)
-        beta = self.b_proj(x).sigmoid()
+        beta = call.linear(self.b_proj, x).sigmoid()
         return kernel(q=q, k=k, v=v, p=p, g=g, beta=beta, use_qk_l2norm_in_kernel=True, **call.host_options)

@@ -110,7 +110,7 @@ class DeltaNet(DeltaLayer):
         if self.qk_norm == "sum":
             q, k = (F.normalize(t, p=1, dim=-1, eps=1e-6).to(v.dtype) for t in (q, k))
         if self.use_beta:
-            beta = self.b_proj(x).sigmoid()
+            beta = call.linear(self.b_proj, x).sigmoid()
             beta = beta * 2 if self.allow_neg_eigval else beta
         else:
             beta = v.new_ones(v.shape[:3])

@@ -17,6 +17,9 @@ from fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gat
 
 __all__ = ["GatedDeltaNet"]
 
+LARGE = 4 << 20
+"""Beyond this many elements, copying `q`, `k`, `v` side by side takes longer than two launches."""
+
 
 class GatedDeltaNet(DeltaLayer):
     """A delta rule whose state decays by one factor per head.
@@ -91,12 +94,13 @@ class GatedDeltaNet(DeltaLayer):
         return len({(c.activation, c.backend, c.kernel_size, c.bias is None, c.weight.dtype) for c in convs}) == 1
 
     def project(self, x: Tensor, names: str, call: Call) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...] | None]:
-        """See :meth:`RecurrentLayer.project`. Without states to keep, the three convolutions are one."""
-        if not self._use_fused_qkv_conv(call.state.get("conv_state"), call.keep_state, call.cu_seqlens):
+        """See :meth:`RecurrentLayer.project`. Without states to keep, three small convolutions are one."""
+        fuse = self._use_fused_qkv_conv(call.state.get("conv_state"), call.keep_state, call.cu_seqlens)
+        if not fuse or x.numel() > LARGE:
             return super().project(x, names, call)
         convs: list[Any] = [getattr(self, f"{name}_conv1d") for name in names]
         y, _ = causal_conv1d(
-            torch.cat([getattr(self, f"{name}_proj")(x) for name in names], -1),
+            torch.cat([call.linear(getattr(self, f"{name}_proj"), x) for name in names], -1),
             torch.cat([conv.weight[:, 0] for conv in convs]),
             None if convs[0].bias is None else torch.cat([conv.bias for conv in convs]),
             activation=convs[0].activation,
@@ -108,4 +112,5 @@ class GatedDeltaNet(DeltaLayer):
         """See :meth:`DeltaLayer.rule`. The state is ``[N, HV, V, K]`` float32."""
         kernel = call.pick(chunk_gated_delta_rule, fused_recurrent_gated_delta_rule)
         gate = {"A_log": self.A_log, "dt_bias": self.dt_bias, "allow_neg_eigval": self.allow_neg_eigval}
-        return kernel(q, k, v, g=self.a_proj(x), beta=self.b_proj(x), **gate, **IN_KERNEL, **call.host_options)
+        gate |= {"g": call.linear(self.a_proj, x), "beta": call.linear(self.b_proj, x)}
+        return kernel(q, k, v, **gate, **IN_KERNEL, **call.host_options)

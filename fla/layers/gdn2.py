@@ -80,9 +80,9 @@ class GatedDeltaNet2(DeltaLayer):
         def per_value_head(t: Tensor, dim: int) -> Tensor:
             return t if group == 1 else t.repeat_interleave(group, dim)
 
-        b = self.b_proj(x).sigmoid() * (2 if self.allow_neg_eigval else 1)
-        g, b = (per_value_head(t.unflatten(-1, (self.num_heads, -1)), -2) for t in (self.f_proj(x), b))
-        w = self.w_proj(x).sigmoid().unflatten(-1, (self.num_v_heads, -1))
+        b = call.linear(self.b_proj, x).sigmoid() * (2 if self.allow_neg_eigval else 1)
+        g, b = (per_value_head(t.unflatten(-1, (self.num_heads, -1)), -2) for t in (call.linear(self.f_proj, x), b))
+        w = call.linear(self.w_proj, x).sigmoid().unflatten(-1, (self.num_v_heads, -1))
         dt_bias = per_value_head(self.dt_bias.unflatten(0, (self.num_heads, -1)), 0).flatten()
         gate = {"A_log": per_value_head(self.A_log, 0), "dt_bias": dt_bias, "use_gate_in_kernel": True}
         kernel = call.pick(chunk_gdn2, fused_recurrent_gdn2)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fla.layers._linear import LinearLayer
 from fla.layers._recurrent import Call
 from fla.modules._dtype import upcast
+from fla.modules.activations import logsigmoid
 from fla.modules.feature_map import ReLUFeatureMap, SwishFeatureMap, T2RFeatureMap
 from fla.modules.norm import RMSNorm
 from fla.ops._common.checks import check_choice
@@ -93,13 +94,14 @@ class GatedSlotAttention(LinearLayer):
         """See :meth:`LinearLayer.features`."""
         return (q, k) if self.feature_map is None else (self.feature_map(q), self.feature_map(k))
 
-    def gate_output(self, x: Tensor, o: Tensor) -> Tensor:
+    def gate_output(self, x: Tensor, o: Tensor, call: Call) -> Tensor:
         """See :meth:`LinearLayer.gate_output`; SiLU and a norm over all heads."""
         return self.g_norm(F.silu(o.flatten(-2)))
 
     def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Any]:
         """See :meth:`LinearLayer.attend`. The states are ``[N, num_kv_heads, K, M]`` and ``[N, ., M, V]`` float32."""
-        f = F.logsigmoid(upcast(self.f_proj(x)).unflatten(-1, (-1, self.num_slots))) / self.gate_logit_normalizer
+        f = logsigmoid(upcast(call.linear(self.f_proj, x)), self.gate_logit_normalizer)
+        f = f.unflatten(-1, (-1, self.num_slots))
         kernel = call.pick(chunk_gsa, fused_recurrent_gsa)
         o, states = kernel(q, k, F.silu(v), -torch.expm1(f), f, scale=self.scale, **call.host_options)
         return o, tuple(states) if call.keep_state else None

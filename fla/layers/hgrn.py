@@ -74,4 +74,4 @@ class HGRNAttention(BoundedLayer):
         g = self.log_decay(f, call)
         kernel = call.pick(chunk_hgrn, fused_recurrent_hgrn)
         o, recurrent_state = kernel(swiglu(i, -torch.expm1(g)), g, **call.options)
-        return Mixed(self.o_proj(self.g_norm(o, self.g_proj(x))), recurrent_state, conv_state)
+        return Mixed(self.o_proj(self.g_norm(o, call.linear(self.g_proj, x))), recurrent_state, conv_state)

@@ -84,7 +84,7 @@ class KimiDeltaAttention(DeltaLayer):
         """See :meth:`DeltaLayer.rule`. The state is ``[N, HV, V, K]`` float32."""
         options = {**IN_KERNEL, **call.host_options, **({"safe_gate": self.safe_gate} if call.mode == "chunk" else {})}
         gate = {"A_log": self.A_log, "dt_bias": self.dt_bias, "lower_bound": self.lower_bound}
-        g = self.f_proj(x).unflatten(-1, (self.num_v_heads, self.head_k_dim))
+        g = call.linear(self.f_proj, x).unflatten(-1, (self.num_v_heads, self.head_k_dim))
         kernel = call.pick(chunk_kda, fused_recurrent_kda)
-        beta = {"beta": self.b_proj(x), "allow_neg_eigval": self.allow_neg_eigval}
+        beta = {"beta": call.linear(self.b_proj, x), "allow_neg_eigval": self.allow_neg_eigval}
         return kernel(q, k, v, g=g, **beta, **gate, **options)

@@ -109,7 +109,7 @@ class LinearAttention(LinearLayer):
             k = k / (k.sum(-1, keepdim=True) + 1e-4)
         return q, k
 
-    def gate_output(self, x: Tensor, o: Tensor) -> Tensor:
+    def gate_output(self, x: Tensor, o: Tensor, call: Call) -> Tensor:
         """See :meth:`LinearLayer.gate_output`; a norm of each head."""
         return self.norm(o).flatten(-2)
 

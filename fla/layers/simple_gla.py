@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fla.layers._linear import LinearLayer
 from fla.layers._recurrent import Call
 from fla.modules._dtype import upcast
+from fla.modules.activations import logsigmoid
 from fla.ops.simple_gla import chunk_simple_gla, fused_recurrent_simple_gla
 
 __all__ = ["SimpleGatedLinearAttention"]
@@ -58,5 +58,5 @@ class SimpleGatedLinearAttention(LinearLayer):
     def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Any]:
         """See :meth:`LinearLayer.attend`. The state is ``[N, H, V, K]`` float32."""
         kernel = call.pick(chunk_simple_gla, fused_recurrent_simple_gla)
-        g = F.logsigmoid(upcast(self.gk_proj(x))) / self.gate_logit_normalizer
+        g = logsigmoid(upcast(call.linear(self.gk_proj, x)), self.gate_logit_normalizer)
         return kernel(q, k, v, g=g, state_v_first=True, **call.host_options)

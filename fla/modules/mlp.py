@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fla.modules._linears import linears
 from fla.modules._plain import is_plain_linear
 from fla.modules.activations import powglu, powglu_linear, swiglu, swiglu_linear
 from fla.ops._common.checks import check_choice
@@ -64,7 +65,7 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
         """``[..., D] -> [..., D]``. Unknown keywords are ignored: blocks pass the keywords of the mixer on."""
-        gate, y = self.gate_proj(x), self.up_proj(x)
+        gate, y = linears(x, (self.gate_proj, self.up_proj))
         fuse = self.fuse_swiglu and is_plain_linear(self.down_proj)
         if self.hidden_act == "powlu":
             if fuse:

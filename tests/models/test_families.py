@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from fla.decoding import StaticDecode
 from fla.models._index import FAMILIES
 from fla.models.utils import Cache
+from fla.modules._plain import is_plain_linear
 from fla.utils import assert_close
 
 EOS = 2
@@ -248,6 +249,40 @@ def test_compiled_forward_is_the_forward(entry: Any):
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     with torch.no_grad():
         assert_close("logits", model(x, use_cache=False).logits, compiled(x, use_cache=False).logits, 1e-5)
+
+
+def gradients(model: Any, x: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    model(x, labels=x).loss.backward()
+    return {name: p.grad.cpu() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@every_family
+def test_projections_that_are_computed_together_change_no_gradient(entry: Any, monkeypatch: pytest.MonkeyPatch):
+    model, x = make(entry).train(), tokens()
+    wanted, joined = gradients(model, x), []
+
+    def join(x: Tensor, layers: Any) -> bool:
+        joined.append(len(layers) > 1 and all(is_plain_linear(layer) for layer in layers))
+        return joined[-1]
+
+    monkeypatch.setattr("fla.layers._recurrent.joinable", join)
+    monkeypatch.setattr("fla.modules._linears.joinable", join)
+    for (name, ref), ours in zip(wanted.items(), gradients(model, x).values(), strict=True):
+        assert_close(name, ref, ours, 1e-5)
+    assert any(joined) or entry.model_type in ("mamba2", "rwkv6")
+
+
+@pytest.mark.gpu
+@every_family
+def test_training_on_the_gpu_is_training_on_the_cpu(entry: Any):
+    fields = importlib.import_module(f"fla.models.{entry.package}").FAMILY.fields
+    sizes = {name: size for name, size in {"hidden_size": 256, "head_dim": 64}.items() if name in fields}
+    model, x = make(entry, **sizes).train(), tokens(2, 70)
+    wanted = gradients(model, x)
+    ours = gradients(model.cuda(), x.cuda())
+    for name, ref in wanted.items():
+        assert_close(name, ref, ours[name], 1e-3)
 
 
 @every_family
