@@ -12,25 +12,34 @@ from torch import Tensor
 from fla.ops._common.ahead import ahead, possible
 
 _sent: set[Any] = set()
+_SENT_AT_MOST = 4096
 
 
 def _stand_in(x: Tensor | None) -> Tensor | None:
     return None if x is None else torch.empty_like(x, device="meta")
 
 
-def first_call(key: Any, inputs: tuple[Tensor | None, ...], step: Callable[..., Any]) -> None:
-    """Run ``step``, which launches what a forward and a backward pass launch, once for each ``key`` and kind of inputs,
-    on meta tensors in place of ``inputs``.
+def first_call(
+    known: set[Any], key: Any, more: Callable[[], Any], inputs: tuple[Tensor | None, ...], step: Callable[..., Any]
+) -> None:
+    """Run ``step``, which launches what a forward and a backward pass launch, on meta tensors in place of ``inputs``,
+    once for each ``key``, ``more()`` and types of inputs.
 
-    Kernels that are there already are found again in Triton's cache, so a key may be finer than it need be.
+    ``known`` belongs to calls of one size, which differ by ``key``; ``more`` says what decides about kernels among
+    calls of all sizes. Kernels that are there already are found again in Triton's cache, so keys may be too fine.
     """
-    first = inputs[0]
-    if first is None or not first.is_cuda:
+    here = (key, *[None if x is None else x.dtype for x in inputs])
+    if here in known:
         return
-    full = (key, first.device, *(None if x is None else x.dtype for x in inputs))
+    known.add(here)
+    first = inputs[0]
+    if first is None or not first.is_cuda or not possible() or torch.cuda.is_current_stream_capturing():
+        return
+    full = (here, more(), first.device)
     if full in _sent:
         return
+    if len(_sent) >= _SENT_AT_MOST:
+        _sent.clear()
     _sent.add(full)
-    if possible() and not torch.cuda.is_current_stream_capturing():
-        with ahead(first.device), torch.no_grad():
-            step(*map(_stand_in, inputs))
+    with ahead(first.device), torch.no_grad():
+        step(*map(_stand_in, inputs))

@@ -63,8 +63,10 @@ def _compile_ahead(call: ScalarCall, final: bool, inputs: tuple[Tensor | None, .
         o, _, *saved = _forward(*x, call, final, True)  # type: ignore[call-arg, arg-type]
         _backward(*x, *saved, o, None, call, x[5] is not None)  # type: ignore[call-arg, arg-type]
 
-    key = (call.plan, call.K, call.V, call.decay, call.v_first, call.segments > 1, call.marks > 1, call.tail, final)
-    first_call(key, inputs, step)
+    def size() -> Any:
+        return call.plan, call.K, call.V, call.decay, call.v_first, call.segments > 1, call.marks > 1, call.tail
+
+    first_call(call.sent, final, size, inputs, step)
 
 
 class ScalarLinear(torch.autograd.Function):
@@ -76,8 +78,7 @@ class ScalarLinear(torch.autograd.Function):
         cu: Tensor | None, call: ScalarCall, final: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         inputs = (q, k, v, g, gamma, h0, cu)
-        if not call.tapes:
-            _compile_ahead(call, final, inputs)
+        _compile_ahead(call, final, inputs)
         o, ht, *saved = _run(call, final, True, inputs)
         ctx.save_for_backward(*inputs, *saved)
         ctx.call = call

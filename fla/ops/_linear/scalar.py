@@ -47,6 +47,7 @@ class ScalarCall:
     segments: int = 1  # stretches that each sequence is cut into
     marks: int = 1  # stretches that the backward's scan in the order of time is cut into, where others are not
     tapes: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    sent: set[Any] = field(default_factory=set, compare=False, repr=False)  # kernels compiled ahead
 
     @classmethod
     def make(
@@ -62,7 +63,7 @@ class ScalarCall:
             return made
         segments = made.segments if segments is None else segments
         marks = made.marks if marks is None else marks
-        return replace(made, segments=segments, marks=marks if segments == 1 else 1, tapes={})
+        return replace(made, segments=segments, marks=marks if segments == 1 else 1, tapes={}, sent=set())
 
     def packed(self, table: ChunkTable) -> ScalarCall:
         """This call with the table of its sequences; what is written out of it stays in one place."""

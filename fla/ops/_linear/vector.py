@@ -125,6 +125,7 @@ class VectorCall:
     v_first: bool
     segments: int  # stretches that each sequence is cut into
     tapes: dict[Any, Any] = field(default_factory=dict, repr=False)
+    sent: set[Any] = field(default_factory=set, compare=False, repr=False)  # kernels compiled ahead
 
     @classmethod
     def make(

@@ -93,16 +93,16 @@ def _compile_ahead(
     forward: Body, backward: Body, call: VectorCall, inputs: tuple[Tensor | None, ...], final: bool, *more: bool
 ) -> None:
     """Have the kernels of a training step compiled side by side at its first call."""
-    if call.tapes:
-        return
 
     def step(*x: Tensor | None) -> None:
         o, _, *saved = forward(*x, call, final, *more, True)
         kept = (o if more[0] else None, *saved) if more else saved
         backward(*x, *kept, o, None, call, x[-2] is not None)
 
-    key = (forward, call.plan, call.k[3], call.v[3], call.v_first, call.ragged, call.packed, call.segments > 1, more)
-    first_call((key, final), inputs, step)
+    def size() -> Any:
+        return call.plan, call.k[3], call.v[3], call.v_first, call.ragged, call.packed, call.segments > 1
+
+    first_call(call.sent, (forward, final, more), size, inputs, step)
 
 
 class KeyDecay(torch.autograd.Function):

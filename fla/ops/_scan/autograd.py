@@ -121,6 +121,11 @@ def _tapes(shape: tuple[int, ...], packed: int | None, chip: Chip) -> dict[Any, 
     return {}
 
 
+@functools.lru_cache(maxsize=256)
+def _sent(shape: tuple[int, ...], packed: int | None, chip: Chip) -> set[Any]:
+    return set()
+
+
 def _scan(x: Tensor, g: Tensor, h0: Tensor | None, cu: Tensor | None, final: bool) -> tuple[Tensor | None, ...]:
     return scan_forward(x, g, h0, cu, final)
 
@@ -144,7 +149,11 @@ def _compile_ahead(inputs: tuple[Tensor | None, ...], final: bool) -> None:
     """Have the kernels of a training step compiled side by side at its first call."""
     x, _, _, cu = inputs
     assert x is not None
-    work = _Work(x, cu, None, None)
+    known = _sent(x.shape, None if cu is None else cu.numel(), chip_of(x.device))
+
+    def size() -> Any:
+        work = _Work(x, cu, None, None)
+        return Scan, work.plan, work.D, work.segments > 1, x.numel() > 0
 
     def step(*given: Tensor | None) -> None:
         _, g, h0, cu = given
@@ -152,7 +161,7 @@ def _compile_ahead(inputs: tuple[Tensor | None, ...], final: bool) -> None:
         o, _ = scan_forward(*given, final)  # type: ignore[call-arg, arg-type]
         scan_backward(o, g, o, h0, None, cu, h0 is not None)
 
-    first_call((Scan, work.plan, work.D, work.segments > 1, cu is None, final, x.numel() > 0), inputs, step)
+    first_call(known, final, size, inputs, step)
 
 
 class Scan(torch.autograd.Function):
@@ -163,8 +172,7 @@ class Scan(torch.autograd.Function):
         ctx: Any, x: Tensor, g: Tensor, h0: Tensor | None, cu: Tensor | None, final: bool
     ) -> tuple[Tensor, Tensor | None]:
         inputs = (x, g, h0, cu)
-        if not _tapes(x.shape, None if cu is None else cu.numel(), chip_of(x.device)):
-            _compile_ahead(inputs, final)
+        _compile_ahead(inputs, final)
         o, ht = _run(_scan, inputs, final)
         ctx.save_for_backward(g, o, h0, cu)
         ctx.set_materialize_grads(False)
