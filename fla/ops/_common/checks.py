@@ -55,16 +55,19 @@ _TENSORS = (Tensor, torch.nn.Parameter)
 _PLAIN = (type(None), bool, int, float)
 
 
+def _picker(places: list[int]) -> Callable[[Any], Any]:
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    return lambda values: tuple(values[i] for i in places)
+
+
 @functools.lru_cache(maxsize=1024)
-def _places(types: tuple[type, ...]) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | None:
+def _pickers(types: tuple[type, ...]) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | None:
     """What picks the tensors out of values of these types, and what the others; None where a type is no plain data."""
     if not all(t in _TENSORS or t in _PLAIN for t in types):
         return None
-    chosen = [[i for i, t in enumerate(types) if (t in _TENSORS) is wanted] for wanted in (True, False)]
-    tensors, others = (operator.itemgetter(*places) if len(places) > 1 else None for places in chosen)
-    if tensors is None or others is None:
-        return None
-    return tensors, others
+    tensors = [i for i, t in enumerate(types) if t in _TENSORS]
+    return _picker(tensors), _picker([i for i, t in enumerate(types) if t in _PLAIN])
 
 
 def static_facts(values: Iterable[Any]) -> tuple[Any, ...] | None:
@@ -76,10 +79,10 @@ def static_facts(values: Iterable[Any]) -> tuple[Any, ...] | None:
         return None
     values = tuple(values)
     types = tuple(map(type, values))
-    places = _places(types)
-    if places is None:
+    pickers = _pickers(types)
+    if pickers is None:
         return None
-    tensors, others = places
+    tensors, others = pickers
     grad = torch.is_grad_enabled()
     key: list[Any] = [grad, types, others(values)]
     for x in tensors(values):

@@ -151,3 +151,24 @@ def test_a_decoding_call_pays_little() -> None:
     base = min(calls(nothing, 20000) for _ in range(5))
     # About 10 us where an empty call takes 40 ns.
     assert min(calls(check, 2000) for _ in range(5)) < 300 * base
+
+
+def test_known_facts_tell_apart_what_checks_look_at() -> None:
+    x = torch.randn(2, 4)
+    base = checks.static_facts((x, 1.0, None, x))
+    assert base == checks.static_facts((torch.zeros(2, 4), 1.0, None, x))
+    others = [
+        (x.view(4, 2), 1.0, None, x),
+        (x.half(), 1.0, None, x),
+        (x, 1, None, x),
+        (x, True, None, x),
+        (x, 1.0, False, x),
+        (x, 1.0, x, None),
+        (torch.nn.Parameter(x), 1.0, None, x),
+        (x.clone().requires_grad_(), 1.0, None, x),
+        (x.to("meta"), 1.0, None, x),
+    ]
+    assert len({checks.static_facts(o) for o in others} | {base}) == len(others) + 1
+    assert checks.static_facts((1.0, None)) != checks.static_facts((1.0, False))
+    for values in ((x, "1.0"), (x, [1]), (x.as_subclass(type("Mine", (torch.Tensor,), {})), 1.0)):
+        assert checks.static_facts(values) is None

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +14,7 @@ pytest.importorskip("triton")
 
 from fla.ops._common import tape
 from fla.ops._common.bound import Matrix, bind
-from fla.ops._common.tape import taped
+from fla.ops._common.tape import KnownCalls, look, taped
 
 
 class PyCUtensorMap:
@@ -139,3 +141,114 @@ def test_misaligned_inputs_run_the_body() -> None:
     for _ in range(4):
         taped(tapes, "forward", engine.body, (torch.randn(7)[1:].view(2, 3), None), 0.5)
     assert engine.runs == 4
+
+
+class Scratch(Engine):
+    """A body with buffers that only kernels see, a view of one among them, and one that is returned."""
+
+    def body(self, x, scale):
+        self.runs += 1
+        a = torch.empty(3, 16, dtype=torch.bfloat16)
+        b = x.new_empty(2, 300)
+        out = torch.empty_like(x)
+        self._launch(5, (x, Matrix((a, 3, 16, 1, 16)), b, out, scale))
+        self._launch(6, (b[1].view(30, 10), Matrix((b[1], 30, 10, 1, 10)), a, x[1], out.view(-1), scale))
+        return (out.view(3, 2), None)
+
+
+def test_buffers_that_only_kernels_see_share_an_allocation(monkeypatch) -> None:
+    made = []
+    allocate = torch.empty_strided
+    monkeypatch.setattr(torch, "empty_strided", lambda *a, **k: made.append(a[0]) or allocate(*a, **k))
+    engine, tapes = Scratch(), {}
+    for i in range(4):
+        x = torch.randn(2, 3)
+        engine.sink.clear()
+        made.clear()
+        out, _ = taped(tapes, "forward", engine.body, (x,), 0.5)
+        first, second = engine.sink
+        place = next(e.what[0] for e in first if isinstance(e, PyCUtensorMap))
+        rest = first[first.index(x.data_ptr()) + 1 :]
+        b = next(e for e in rest if isinstance(e, int) and e > 1000 and e != out.data_ptr())
+        assert second[-5] == place
+        assert second[-4] == x.data_ptr() + 12
+        assert second[-3] == out.data_ptr()
+        assert [e for e in second if isinstance(e, int) and e == b + 1200], "a row of the scratch buffer"
+        assert next(e.what for e in second if isinstance(e, PyCUtensorMap)) == (b + 1200, (30, 10))
+        if i >= 2:
+            # The rows of b have a descriptor, which is made of a tensor; a is a part of what all scratch buffers share.
+            assert made == [(2, 300), (2, 3), (512,)]
+    assert engine.runs == 2
+
+
+def test_large_buffers_are_allocated_one_by_one(monkeypatch) -> None:
+    made = []
+    allocate = torch.empty_strided
+    monkeypatch.setattr(torch, "empty_strided", lambda *a, **k: made.append(a[0]) or allocate(*a, **k))
+    monkeypatch.setattr(tape, "_ROOM", 100)
+    engine, tapes = Scratch(), {}
+    for _ in range(3):
+        made.clear()
+        taped(tapes, "forward", engine.body, (torch.randn(2, 3),), 0.5)
+    assert sorted(made) == [(2, 3), (2, 300), (3, 16)]
+
+
+def test_no_call_is_kept_alive() -> None:
+    engine, tapes = Scratch(), {}
+    for _ in range(4):
+        x = torch.randn(2, 3)
+        out, _ = taped(tapes, "forward", engine.body, (x,), 0.5)
+        gone = weakref.ref(x), weakref.ref(out)
+        del x, out
+        engine.sink.clear()
+        gc.collect()
+        assert all(r() is None for r in gone)
+
+
+def test_tensors_of_other_classes_run_the_body() -> None:
+    class Mine(torch.Tensor):
+        pass
+
+    engine, tapes = Engine(), {}
+    for _ in range(5):
+        taped(tapes, "forward", engine.body, (torch.randn(2, 3), torch.ones(4).as_subclass(Mine)), 0.5)
+    assert engine.runs == 5
+
+
+def test_the_watch_is_not_wrapped_by_torch() -> None:
+    assert tape._Watch.__torch_dispatch__ is tape._watch, "torch's wrapper imports Dynamo at the second call of an op"
+
+
+def test_a_look_tells_apart_what_kernels_tell_apart() -> None:
+    x, g = torch.randn(2, 4), torch.randn(2)
+    base = look((x, g, None))
+    assert base == look((torch.zeros(2, 4), torch.ones(2), None))
+    others = [
+        (x.view(4, 2), g, None),
+        (x.half(), g, None),
+        (x, g.double(), None),
+        (x, None, g),
+        (x, g, g),
+        (x.clone().requires_grad_(), g, None),
+    ]
+    assert len({look(o) for o in others} | {base}) == len(others) + 1
+    with torch.no_grad():
+        assert look((x.clone().requires_grad_(), g, None)) == base
+
+
+def test_only_plain_aligned_contiguous_tensors_are_looked_at() -> None:
+    x = torch.randn(4, 8)
+    assert look((x.t(),)) is None
+    assert look((x[:, :4],)) is None
+    assert look((torch.randn(9)[1:],)) is None
+    assert look((torch.ones(4).as_subclass(type("Mine", (torch.Tensor,), {})),)) is None
+
+
+def test_calls_that_cannot_be_known_are_not_kept(monkeypatch) -> None:
+    monkeypatch.setattr(tape, "_CALLS_AT_MOST", 2)
+    calls = KnownCalls()
+    assert calls.add((None, 1), "call").call == "call"
+    assert calls.get((None, 1)) is None
+    for i in range(3):
+        calls.add((("seen",), i), i)
+    assert [calls.get((("seen",), i)) is None for i in range(3)] == [True, True, False]
