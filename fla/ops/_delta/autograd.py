@@ -108,8 +108,9 @@ def _compile_ahead(call: ScalarCall, inputs: tuple[Any, ...], final: bool) -> No
             kept = o if call.keeps_output else None
             _backward(*x, *saved, kept, o, None, call, x[7] is not None)  # type: ignore[call-arg, arg-type]
 
-    key = (call.plan, call.shape.K, call.shape.V, call.norm, call.v_first, call.before, call.beta_scale > 0)
-    first_call((*key, call.segments > 1, call.tail, call.shape.HV > call.shape.H, train), inputs, step)
+    s = call.shape
+    flags = (call.norm, call.v_first, call.before, call.beta_scale > 0, call.segments > 1, call.tail, s.HV > s.H, train)
+    first_call(set(), "scalar", lambda: (call.plan, s.K, s.V, *flags), inputs, step)
 
 
 def delta_rule(

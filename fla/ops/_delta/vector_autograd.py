@@ -32,7 +32,7 @@ def compile_ahead(call: VectorCall, inputs: tuple[Any, ...], final: bool) -> Non
     table = None if cu is None else known_table(inputs[0].shape[1], 64, cu, cu, cu)  # not read, only measured
     w = Work(call, *inputs[:7], None, table)  # type: ignore[call-arg]
     key = (call, w.plan, w.K, w.V, w.ragged, w.gtma, w.btma, w.H > w.HK, cu is None, final, train)
-    first_call(key, inputs, step)
+    first_call(set(), "vector", lambda: key, inputs, step)
 
 
 def _infer(
