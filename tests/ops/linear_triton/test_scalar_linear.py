@@ -40,14 +40,14 @@ def poisoned(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **k: fill(new_empty(*a, **k)))
 
 
-def run(x, *, v_first=False, cu=None, change=None, segments=1, reverse=False):
+def run(x, *, v_first=False, cu=None, change=None, segments=1, reverse=False, marks=None):
     """Errors of outputs and of every gradient."""
     q, v = x["q"], x["v"]
     plan = dataclasses.replace(scalar_plan(CHIP, q.dtype, q.shape[-1], v.shape[-1], 100), **(change or {}))
     y = {n: t.clone().requires_grad_(n != "g_gamma") for n, t in x.items()}
     o, ht = scalar_linear(
         **y, output_final_state=True, state_v_first=v_first, cu_seqlens=None if cu is None else torch.tensor(cu),
-        chip=CHIP, plan=plan, segments=segments, reverse=reverse,
+        chip=CHIP, plan=plan, segments=segments, reverse=reverse, marks=marks,
     )  # fmt: skip
     gen = torch.Generator().manual_seed(1)
     do = torch.randn(v.shape, generator=gen).to(v.dtype)
@@ -99,6 +99,56 @@ def test_dv_from_a_scan_of_its_own():
     x = make_inputs(B=2, T=100, K=32, V=64, dtype=torch.float16, initial=True, sequences=2)
     for segments in (1, 2):
         check(run(x, change={"dv_scan": True, "descriptors": segments == 1, "block_v": 32}, segments=segments), 3e-3)
+
+
+def test_dv_and_states_in_one_launch():
+    cu = [0, 5, 5, 70, 200]
+    x = make_inputs(T=200, H=2, K=32, V=64, dtype=torch.float16, initial=True, sequences=4, v_first=True)
+    for segments in (1, 2):
+        change = {"dv_scan": True, "both": True, "descriptors": segments == 1, "both_v": 32}
+        check(run(x, cu=cu, v_first=True, change=change, segments=segments), 3e-3)
+
+
+@pytest.mark.parametrize("gate", ["head", None])
+@pytest.mark.parametrize("v_first", [False, True])
+@pytest.mark.parametrize(("segments", "marks"), [(1, 1), (1, 3), (2, 1)])
+def test_gradients_by_three_scans(gate, v_first, segments, marks):
+    cu = [0, 5, 5, 70, 170]
+    x = make_inputs(T=170, H=2, K=32, V=64, gate=gate, initial=True, sequences=4, v_first=v_first)
+    check(run(x, cu=cu, v_first=v_first, change={"thrice": True}, segments=segments, marks=marks))
+
+
+@pytest.mark.parametrize("descriptors", [False, True])
+def test_three_scans_in_half_precision_with_narrow_blocks(descriptors):
+    x = make_inputs(B=2, T=150, H=2, K=64, V=32, dtype=torch.float16, gate="head", initial=True, sequences=2)
+    change = {"thrice": True, "descriptors": descriptors, "block_v": 32}
+    check(run(x, change=change, marks=2), 3e-3)
+
+
+def test_three_scans_are_for_decays_without_gradient_and_a_scale():
+    from fla.ops._linear.scalar import HEAD_DECAY, NO_DECAY, TOKEN_DECAY, ScalarCall
+
+    def thrice(decay, dtype=torch.bfloat16, scale=0.1):
+        k = torch.zeros(1, 64, 2, 64, dtype=dtype)
+        plan = dataclasses.replace(scalar_plan(CHIP, dtype, 64, 64, 100), thrice=True)
+        return ScalarCall.make(k, k, scale, decay, False, None, plan=plan).plan.thrice
+
+    assert thrice(HEAD_DECAY)
+    assert thrice(NO_DECAY)
+    assert thrice(HEAD_DECAY, torch.float16)
+    # A state without decays is kept unscaled, which float16 has no room for.
+    assert not thrice(NO_DECAY, torch.float16)
+    assert not thrice(NO_DECAY, scale=0.0)
+    assert not thrice(TOKEN_DECAY)
+
+
+def test_a_scale_of_zero_leaves_the_gradients_of_states():
+    x = make_inputs(T=70, H=2, K=16, V=16, gate=None, initial=True)
+    y = {n: t.clone().requires_grad_() for n, t in x.items()}
+    _, ht = scalar_linear(**y, scale=0.0, output_final_state=True, chip=CHIP)
+    dv, dh = torch.autograd.grad(ht.sum(), [y["v"], y["initial_state"]])
+    assert torch.allclose(dv, y["k"].sum(-1, keepdim=True).expand_as(dv), atol=1e-4)
+    assert torch.equal(dh, torch.ones_like(dh))
 
 
 def test_blocks_of_k_in_half_precision():
