@@ -11,11 +11,12 @@ from fla.modules.causal_conv1d import (
     causal_conv1d_update_states,
 )
 from fla.modules.causal_conv1d.backends.cuda import causal_conv1d_cuda, fast_causal_conv1d_fn
-from fla.modules.causal_conv1d.cp import causal_conv1d_cp
+from fla.modules.causal_conv1d.cp import CausalConv1dFunctionCP, causal_conv1d_cp
 from fla.modules.long_conv import ImplicitLongConvolution, LongConvolution, PositionalEmbedding, fft_conv
 
 __all__ = [
     "CausalConv1dFunction",
+    "CausalConv1dFunctionCP",
     "ImplicitLongConvolution",
     "LongConvolution",
     "PositionalEmbedding",

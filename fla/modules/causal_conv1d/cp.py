@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fla.ops._common.checks import ArgumentError
 
-__all__ = ["causal_conv1d_cp"]
+__all__ = ["CausalConv1dFunctionCP", "causal_conv1d_cp"]
 
 
 def causal_conv1d_cp(
@@ -32,3 +32,9 @@ def causal_conv1d_cp(
     if cp_context is None:
         raise ArgumentError("`cp_context` must be given, got None: without ranks to share with, use causal_conv1d.")
     raise NotImplementedError("causal_conv1d_cp: context parallelism is not supported yet.")
+
+
+class CausalConv1dFunctionCP:
+    """``apply`` of the reference package's class: :func:`causal_conv1d_cp`, not supported yet."""
+
+    apply = staticmethod(causal_conv1d_cp)

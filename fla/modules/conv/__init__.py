@@ -10,7 +10,6 @@ from types import ModuleType
 
 from fla.modules.causal_conv1d import cp as _cp
 from fla.modules.causal_conv1d import ops as _ops
-from fla.modules.causal_conv1d import short_conv as _short_conv
 from fla.modules.causal_conv1d.backends import cuda as _cuda
 from fla.modules.convolution import (
     CausalConv1dFunction,
@@ -41,14 +40,18 @@ __all__ = [
 ]
 
 
-triton = ModuleType(f"{__name__}.triton", "Another path of fla.modules.causal_conv1d.ops.")
-triton.__dict__.update({name: getattr(_ops, name) for name in _ops.__all__}, ops=_ops, kernels=_ops, __path__=[])
+def _path(name: str, module: ModuleType, **more: ModuleType) -> ModuleType:
+    """A package of ``module``'s names, importable as ``name`` under this one."""
+    made = ModuleType(f"{__name__}.{name}", f"Another path of {module.__name__}.")
+    made.__dict__.update({n: getattr(module, n) for n in module.__all__}, **more, __all__=module.__all__, __path__=[])
+    sys.modules[made.__name__] = made
+    sys.modules.update({f"{made.__name__}.{n}": m for n, m in more.items()})
+    return made
 
-for _path in ("causal_conv1d", "triton.ops", "triton.kernels"):
-    sys.modules[f"{__name__}.{_path}"] = _ops
-sys.modules[f"{__name__}.short_conv"] = _short_conv
-sys.modules[f"{__name__}.triton"] = triton
-long_conv = sys.modules[f"{__name__}.long_conv"] = sys.modules["fla.modules.long_conv"]
-cp = sys.modules[f"{__name__}.cp"] = sys.modules[f"{__name__}.cp.ops"] = _cp
+
+triton = _path("triton", _ops, ops=_ops, kernels=_ops)
+cp = _path("cp", _cp, ops=_cp)
 cuda = sys.modules[f"{__name__}.cuda"] = _cuda
 sys.modules[f"{__name__}.cuda.ops"] = sys.modules["fla.modules.causal_conv1d.backends.cuda.ops"]
+long_conv = sys.modules[f"{__name__}.long_conv"] = sys.modules["fla.modules.long_conv"]
+short_conv = sys.modules[f"{__name__}.short_conv"] = sys.modules[f"{__name__}.causal_conv1d"] = _ops

@@ -7,9 +7,24 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fla.modules.fused_cross_entropy.ops import cross_entropy_bwd, cross_entropy_fwd, cross_entropy_loss
+from fla.modules.fused_cross_entropy.ops import (
+    CrossEntropyLossFunction,
+    FusedCrossEntropyFunction,
+    cross_entropy_bwd,
+    cross_entropy_fwd,
+    cross_entropy_loss,
+    fused_cross_entropy_forward,
+)
 
-__all__ = ["FusedCrossEntropyLoss", "cross_entropy_bwd", "cross_entropy_fwd", "cross_entropy_loss"]
+__all__ = [
+    "CrossEntropyLossFunction",
+    "FusedCrossEntropyFunction",
+    "FusedCrossEntropyLoss",
+    "cross_entropy_bwd",
+    "cross_entropy_fwd",
+    "cross_entropy_loss",
+    "fused_cross_entropy_forward",
+]
 
 
 class FusedCrossEntropyLoss(nn.Module):

@@ -21,7 +21,14 @@ from fla.modules._loss import torch_rows
 from fla.modules._loss.torch_rows import shard
 from fla.ops._common.checks import ArgumentError
 
-__all__ = ["cross_entropy_bwd", "cross_entropy_fwd", "cross_entropy_loss"]
+__all__ = [
+    "CrossEntropyLossFunction",
+    "FusedCrossEntropyFunction",
+    "cross_entropy_bwd",
+    "cross_entropy_fwd",
+    "cross_entropy_loss",
+    "fused_cross_entropy_forward",
+]
 
 
 def check_target(logits: Tensor, target: Tensor, classes: int, ignore_index: int) -> None:
@@ -246,3 +253,14 @@ def cross_entropy_loss(
 
 
 cross_entropy_loss.op.pair = _Pair()  # type: ignore[attr-defined]
+
+
+class FusedCrossEntropyFunction:
+    """``apply`` takes the arguments of :func:`cross_entropy_loss` in order."""
+
+    apply = staticmethod(cross_entropy_loss)
+
+
+# The names of earlier releases.
+CrossEntropyLossFunction = FusedCrossEntropyFunction
+fused_cross_entropy_forward = cross_entropy_fwd

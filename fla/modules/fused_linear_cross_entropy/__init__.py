@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from fla.modules.fused_linear_cross_entropy.ops import (
+    fused_linear_cross_entropy_backward,
     fused_linear_cross_entropy_bwd,
+    fused_linear_cross_entropy_forward,
     fused_linear_cross_entropy_fwd,
     fused_linear_cross_entropy_loss,
     logsumexp_fwd,
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 __all__ = [
     "FusedLinearCrossEntropyLoss",
     "LinearLossParallel",
+    "fused_linear_cross_entropy_backward",
     "fused_linear_cross_entropy_bwd",
+    "fused_linear_cross_entropy_forward",
     "fused_linear_cross_entropy_fwd",
     "fused_linear_cross_entropy_loss",
     "logsumexp_fwd",

@@ -25,7 +25,9 @@ from fla.modules.fused_cross_entropy.ops import check_target, covers
 from fla.ops._common.checks import ArgumentError, check_choice
 
 __all__ = [
+    "fused_linear_cross_entropy_backward",
     "fused_linear_cross_entropy_bwd",
+    "fused_linear_cross_entropy_forward",
     "fused_linear_cross_entropy_fwd",
     "fused_linear_cross_entropy_loss",
     "logsumexp_fwd",
@@ -183,6 +185,11 @@ def fused_linear_cross_entropy_bwd(
     """Scale the gradients by that of the loss. New tensors, so that a retained graph can be run again."""
     scaled = tuple(None if g is None else g * do.to(g.dtype) for g in (dx, dw, db))
     return scaled[0], scaled[1], scaled[2]
+
+
+# The names of earlier releases.
+fused_linear_cross_entropy_forward = fused_linear_cross_entropy_fwd
+fused_linear_cross_entropy_backward = fused_linear_cross_entropy_bwd
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
