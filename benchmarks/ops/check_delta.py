@@ -73,6 +73,7 @@ CASES: dict[str, tuple[dict, dict]] = {
     "K256 V64": ({"T": 200, "H": 2, "K": 256, "V": 64, "gate": None}, {}),
     "K256 strong": ({"T": 256, "H": 34, "K": 256, "cut": True}, {}),
     "K256 unnormed": ({"T": 200, "H": 2, "K": 256, "norm": False}, {}),
+    "K192 V192": ({"T": 200, "H": 2, "K": 192, "V": 192}, {}),
     "K200 V136": ({"T": 150, "H": 2, "K": 200, "V": 136, "initial": True}, {}),
     "K256 fp16 varlen": ({"T": 200, "H": 2, "K": 256, "dtype": HF, "cu": [0, 100, 200]}, {}),
     "split": ({"T": 1000, "H": 2, "initial": True}, {"segments": 4}),

@@ -51,6 +51,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "exact, K16 V24, fp16": ({"T": 200, "H": 4, "K": 16, "V": 24, "dtype": HF}, {}),
     "K64 V256": ({"T": 200, "H": 2, "K": 64, "V": 256}, {"safe": True}),
     "D256": ({"T": 192, "H": 2, "K": 256, "sequences": 1}, {"safe": True}),
+    "D256, many heads": ({"T": 192, "H": 34, "K": 256}, {"safe": True}),
+    "exact, D256, many heads": ({"T": 150, "H": 34, "K": 256, "sequences": 1}, {}),
+    "K192 V192": ({"T": 200, "H": 2, "K": 192, "V": 192}, {"safe": True}),
+    "K128 V192": ({"T": 200, "H": 2, "K": 128, "V": 192}, {"safe": True}),
+    "exact, K192 V192, fp16": ({"T": 200, "H": 2, "K": 192, "V": 192, "dtype": HF}, {}),
     "grouped values, D64": ({"T": 300, "H": 2, "HV": 4, "K": 64, "sequences": 1}, {"safe": True}),
     "varlen": ({"T": 512, "H": 4, "sequences": 6}, {"safe": True, "cu": [0, 15, 15, 100, 300, 300, 512]}),
     "varlen softplus fp16": (

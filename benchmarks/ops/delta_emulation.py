@@ -13,18 +13,23 @@ from torch import Tensor
 C = 64
 
 
-def emulate(x: dict[str, Tensor], do: Tensor, dht: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Outputs and gradients of `[1, T, H, D]` inputs, T a multiple of 64, unit norms taken inside, ``g`` given."""
+def emulate(
+    x: dict[str, Tensor], do: Tensor, dht: Tensor, dtype: torch.dtype, norm: bool = True
+) -> dict[str, Tensor]:
+    """Outputs and gradients of `[1, T, H, D]` inputs, T a multiple of 64, ``g`` given; ``norm``: unit norms are taken
+    inside."""
     r = lambda t: t.to(dtype).float()
     q, k, v, d, g, beta = (t[0].float().transpose(0, 1) for t in (*(x[n] for n in "qkv"), do, x["g"], x["beta"]))
     H, T, K = q.shape
     V, N, scale = v.shape[-1], T // C, K**-0.5
+    q, k, v, d = map(r, (q, k, v, d))
     cut = lambda t: t.reshape(H, N, C, *t.shape[2:])
     q, k, v, d, g, beta = map(cut, (q, k, v, d, g, beta))
     G = g.cumsum(-1)
     last = G[..., -1:]
-    rk = torch.rsqrt((k * k).sum(-1) + 1e-6)
-    rq = torch.rsqrt((q * q).sum(-1) + 1e-6) * scale
+    one = torch.ones_like(beta)
+    rk = torch.rsqrt((k * k).sum(-1) + 1e-6) if norm else one
+    rq = torch.rsqrt((q * q).sum(-1) + 1e-6) * scale if norm else one * scale
     low = torch.ones(C, C, device=q.device).tril(-1).bool()
     dec = (G[..., :, None] - G[..., None, :]).masked_fill(~low, float("-inf")).exp()
     eye = torch.eye(C, device=q.device)
@@ -67,6 +72,8 @@ def emulate(x: dict[str, Tensor], do: Tensor, dht: Tensor, dtype: torch.dtype) -
     Q = cq[..., None] * (d @ Sn.mT) + E @ k
     aQ = (Q * q).sum(-1)
     dG = (aQ + aR - aW).flip(-1).cumsum(-1).flip(-1) + first[..., None]
+    if not norm:
+        rk = rq = torch.zeros_like(rk)
     out |= {
         "q": r(Q - q * (rq * rq * aQ / scale**2)[..., None]),
         "k": r(R + W - k * (rk * rk * (aR + aW))[..., None]), "v": D,

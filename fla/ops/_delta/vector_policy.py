@@ -19,7 +19,8 @@ class VectorPlan:
         gkb: channels of a program of the gradient kernel.
         vb: V block of the gradient kernel.
         segments: parts along time (1: no split).
-        tma, grad_tma: copy tiles by descriptor; the gradient kernels, straight-line code, would wait for each.
+        tma, grad_tma, out_tma: copy tiles by descriptor; the gradient kernels, straight-line code, would wait for each
+            tile they read (grad_tma), and write all three results (out_tma).
         fetch: the gradient kernel calls its tiles into the L2 cache before it loads them.
         score: operand type of the scores, "bf16", "fp16" or "fp32".
         prec: ``input_precision`` of fp32 products; gprec and iprec: of the sums of gates and of the inverse.
@@ -36,6 +37,7 @@ class VectorPlan:
     segments: int
     tma: bool
     grad_tma: bool
+    out_tma: bool
     fetch: bool
     score: str
     gscore: str
@@ -90,16 +92,16 @@ def plan(
         gprec = "fp16" if half else "ieee"
         iprec = "fp16" if half and normed else "ieee"
     wide = kp > 128
-    kb = min(kp, 128 if half and not exact else 64)
-    bv = min(vp, 64 if half else 32)
+    kb = min(kp, 128 if half and not exact and not wide else 64)
     # Few sequences and heads: more, smaller programs; otherwise the states' gradients want the widest rows that fit.
     small = chip.smem < 200_000
     few = small or sequences * heads * (vp // min(vp, 64)) <= chip.sms
-    bv_bwd = min(vp, (64 if wide or few else 128) if tma else (64 if half and chip.arch < 90 else 32))
+    bv = min(vp, (128 if tma and wide and not few else 64) if half else 32)
+    bv_bwd = min(vp, (64 if few else 128) if tma else (64 if half and chip.arch < 90 else 32))
     # 32 rows keep the exact form on the warp-wide matrix instructions. With 64, ptxas 12.8 (triton 3.6) makes the
     # descriptor of a shared-memory operand of its levels from the wrong register: wrong gradients, or a fault.
     gkb = min(kp, 32 if half and exact else 64)
-    vb = min(vp, 128 if half else 32)
+    vb = min(vp, (64 if wide else 128) if half else 32)
     programs = sequences * heads * (vp // bv)
     segments = 1
     # The summaries cost more than the scan, so split only where it fills an idle chip.
@@ -118,6 +120,7 @@ def plan(
         segments=segments,
         tma=tma,
         grad_tma=False,
+        out_tma=tma,
         fetch=False,
         score=score,
         gscore=gscore,
@@ -125,8 +128,8 @@ def plan(
         gprec=gprec,
         iprec=iprec,
         prep=Launch(4, 1, 168 if half and not exact and chip.arch >= 90 else None),
-        scan=Launch(4, 3 if tma and not wide else (1 if small and wide else 2)),
-        scan_bwd=Launch(8, 4)
+        scan=Launch(8, 3) if bv >= 128 else Launch(4, 3 if tma and not wide else (1 if small and wide else 2)),
+        scan_bwd=Launch(8, 2 if wide else 4)
         if bv_bwd >= 128
         else Launch(4, 3 if tma and not wide and not small else (1 if small and wide else 2)),
         scores=Launch(2, 1),

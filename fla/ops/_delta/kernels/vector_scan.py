@@ -117,7 +117,8 @@ def vector_scan(
         tr = w * 192 + sub * 32
         mr = w * (64 * NM) + sub * 32
         r0 = bos + t * 32
-        eg = tl.load(decay + (w.to(tl.int64) * 2 + sub) * KP + ck)
+        if KP <= 128:
+            eg = tl.load(decay + (w.to(tl.int64) * 2 + sub) * KP + ck)
         vt = load_tile(v, r0, length - t * 32, h * V + v0, V - v0, H * V, 32, BV, TMA, ROWS, COLS)
         kd = load_tile(tiles, tr, 32, 0, KP, KP, 32, KP, TMA, False, False)
         tm = load_tile(mats, mr, 32, 0, 32, 32, 32, 32, TMA, False, False)
@@ -140,6 +141,9 @@ def vector_scan(
         if OUT:
             oo = tl.dot(Sb, tl.trans(qd), input_precision=PREC)
             oo = tl.dot(nv, tl.trans(am), oo, input_precision=PREC)
+        if KP > 128:
+            # Late, because nothing else fits beside it.
+            eg = tl.load(decay + (w.to(tl.int64) * 2 + sub) * KP + ck)
         S = S * eg[None, :]
         S = tl.dot(nv, ku, S, input_precision=PREC)
         if OUT:
@@ -285,7 +289,8 @@ def vector_scan_bwd(
         tr = w * 192 + sub * 32
         mr = w * 192 + sub * 32
         r0 = bos + t * 32
-        eg = tl.load(decay + (w.to(tl.int64) * 2 + sub) * KP + ck)
+        if KP <= 128:
+            eg = tl.load(decay + (w.to(tl.int64) * 2 + sub) * KP + ck)
         dot = load_tile(do, r0, length - t * 32, h * V + v0, V - v0, H * V, 32, BV, TMA, ROWS, COLS)
         ku = load_tile(tiles, tr + 64, 32, 0, KP, KP, 32, KP, TMA, False, False)
         am = load_tile(mats, mr + 64, 32, 0, 32, 32, 32, 32, TMA, False, False)
@@ -302,6 +307,8 @@ def vector_scan_bwd(
         dn = tl.dot(Xb, tl.trans(ku), input_precision=PREC)
         dn = tl.dot(dT, am, dn, input_precision=PREC).to(DT)
         dr = tl.dot(dn, tb, input_precision=PREC)
+        if KP > 128:
+            eg = tl.load(decay + (w.to(tl.int64) * 2 + sub) * KP + ck)
         X = X * eg[None, :]
         X = tl.dot(dT, qd, X, input_precision=PREC)
         X = tl.dot((-dr).to(DT), kd, X, input_precision=PREC)
