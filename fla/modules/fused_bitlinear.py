@@ -7,8 +7,11 @@ from torch import Tensor, nn
 
 from fla.modules.norm.layernorm import RMSNorm
 from fla.modules.norm.layernorm_quant import (
+    LayerNormLinearQuantFunction,
     activation_quant,
     layer_norm_linear_quant,
+    layer_norm_quant_bwd,
+    layer_norm_quant_fwd,
     rms_norm_linear_quant,
     weight_quant,
 )
@@ -16,15 +19,21 @@ from fla.modules.norm.layernorm_quant import (
 __all__ = [
     "BitLinear",
     "FusedBitLinear",
+    "LayerNormLinearQuantFn",
     "activation_quant",
     "bit_linear",
+    "layer_norm_bwd",
+    "layer_norm_fwd_quant",
     "layer_norm_linear_quant",
     "layer_norm_linear_quant_fn",
     "rms_norm_linear_quant",
     "weight_quant",
 ]
 
-# The name of earlier releases.
+# The names of earlier releases.
+layer_norm_fwd_quant = layer_norm_quant_fwd
+layer_norm_bwd = layer_norm_quant_bwd
+LayerNormLinearQuantFn = LayerNormLinearQuantFunction
 layer_norm_linear_quant_fn = layer_norm_linear_quant
 
 

@@ -108,7 +108,7 @@ def test_mlp_widths():
         ("fla.modules.fused_norm_gate", "fla.modules.norm.fused_norm_gate"),
         ("fla.modules.conv.causal_conv1d", "fla.modules.causal_conv1d.ops"),
         ("fla.modules.conv.triton.ops", "fla.modules.causal_conv1d.ops"),
-        ("fla.modules.conv.short_conv", "fla.modules.causal_conv1d.short_conv"),
+        ("fla.modules.conv.short_conv", "fla.modules.causal_conv1d.ops"),
     ],
 )
 def test_old_paths_lead_to_the_same_module(path: str, target: str):

@@ -14,7 +14,15 @@ from fla.modules._norm.covers import covers_group_gated
 from fla.modules.norm.layernorm import NormBase, check_rows, normalize
 from fla.ops._common.checks import ArgumentError
 
-__all__ = ["LayerNormGated", "RMSNormGated", "layernorm_fn", "rms_norm_ref", "rmsnorm_fn"]
+__all__ = [
+    "LayerNormGated",
+    "RMSNormGated",
+    "layer_norm_bwd",
+    "layer_norm_fwd",
+    "layernorm_fn",
+    "rms_norm_ref",
+    "rmsnorm_fn",
+]
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None, z: Tensor | None, group_size: int | None) -> None:
@@ -75,6 +83,72 @@ def rmsnorm_fn(
 ) -> Tensor:
     """:func:`layernorm_fn` without centring."""
     return layernorm_fn(x, weight, bias, z, eps, group_size, norm_before_gate, True)
+
+
+def layer_norm_fwd(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    z: Tensor | None = None,
+    out: Tensor | None = None,
+    group_size: int | None = None,
+    norm_before_gate: bool = True,
+    is_rms_norm: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """:func:`layernorm_fn` of ``x`` ``[M, D]`` without autograd: ``(y, mean, rstd)``.
+
+    Args:
+        out: where ``y`` is written.
+
+    Returns:
+        The statistics are float32 ``[G * M]``, group by group; ``mean`` is None with ``is_rms_norm``.
+    """
+    with torch.no_grad():
+        y = layernorm_fn(x, weight, bias, z, eps, group_size, norm_before_gate, is_rms_norm)
+        s = upcast(x)
+        if z is not None and not norm_before_gate:
+            s = s * F.silu(upcast(z))
+        groups = s.unflatten(-1, (-1, group_size or s.shape[-1]))
+        mean = None if is_rms_norm else groups.mean(-1)
+        centred = groups if mean is None else groups - mean[..., None]
+        rstd = torch.rsqrt(centred.square().mean(-1) + eps)
+        y = y if out is None else out.copy_(y)
+    return y, None if mean is None else mean.t().flatten(), rstd.t().flatten()
+
+
+def layer_norm_bwd(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    mean: Tensor | None,
+    rstd: Tensor | None,
+    z: Tensor | None = None,
+    group_size: int | None = None,
+    norm_before_gate: bool = True,
+    is_rms_norm: bool = False,
+    recompute_output: bool = False,
+    dz: Tensor | None = None,
+    out: Tensor | None = None,
+) -> tuple[Tensor | None, ...]:
+    """Backward of :func:`layer_norm_fwd`: ``(dx, dweight, dbias, dz)`` and, with ``recompute_output``, ``y``.
+
+    Args:
+        mean, rstd: accepted and not needed, statistics are computed again.
+        dz, out: where the gradient of ``z`` and ``y`` are written.
+    """
+    leaves = [None if t is None else t.detach().requires_grad_() for t in (x, weight, bias, z)]
+    with torch.enable_grad():
+        y = layernorm_fn(*leaves, eps, group_size, norm_before_gate, is_rms_norm)  # type: ignore[arg-type, call-arg]
+    found = iter(torch.autograd.grad(y, [t for t in leaves if t is not None], dy))
+    dx, dw, db, dgate = (None if t is None else next(found) for t in leaves)
+    if dz is not None and dgate is not None:
+        dgate = dz.copy_(dgate)
+    if not recompute_output:
+        return dx, dw, db, dgate
+    return dx, dw, db, dgate, y.detach() if out is None else out.copy_(y.detach())
 
 
 def rms_norm_ref(

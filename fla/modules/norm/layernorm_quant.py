@@ -14,10 +14,19 @@ from torch import Tensor
 from fla.backends import dispatch
 from fla.modules._dtype import upcast
 from fla.modules._facts import ROWS
+from fla.modules.norm.functions import layer_norm_bwd, layer_norm_fwd
 from fla.modules.norm.layernorm import NormOutput, add_residual, check_rows, linear_of, normalize
 from fla.ops._common.checks import ArgumentError, check_floating, check_same_device
 
-__all__ = ["activation_quant", "layer_norm_linear_quant", "rms_norm_linear_quant", "weight_quant"]
+__all__ = [
+    "LayerNormLinearQuantFunction",
+    "activation_quant",
+    "layer_norm_linear_quant",
+    "layer_norm_quant_bwd",
+    "layer_norm_quant_fwd",
+    "rms_norm_linear_quant",
+    "weight_quant",
+]
 
 
 def weight_quant(w: Tensor) -> Tensor:
@@ -136,3 +145,49 @@ def rms_norm_linear_quant(
     return layer_norm_linear_quant(
         x, norm_weight, norm_bias, linear_weight, linear_bias, residual, eps, prenorm, residual_in_fp32, True
     )
+
+
+def layer_norm_quant_fwd(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float = 1e-5,
+    residual: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    residual_dtype: torch.dtype | None = None,
+    is_rms_norm: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """:func:`fla.modules.norm.functions.layer_norm_fwd` whose ``y`` is quantised by :func:`activation_quant`."""
+    y, mean, rstd, stream = layer_norm_fwd(x, weight, bias, eps, residual, out_dtype, residual_dtype, is_rms_norm)
+    return activation_quant(y), mean, rstd, stream
+
+
+def layer_norm_quant_bwd(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float = 1e-5,
+    mean: Tensor | None = None,
+    rstd: Tensor | None = None,
+    dresidual: Tensor | None = None,
+    has_residual: bool = False,
+    is_rms_norm: bool = False,
+    x_dtype: torch.dtype | None = None,
+    recompute_output: bool = False,
+) -> tuple[Any, ...]:
+    """Backward of :func:`layer_norm_quant_fwd`, with the rounding as the identity.
+
+    ``(dx, dweight, dbias, dresidual)`` and, with ``recompute_output``, the quantised ``y``; arguments as for
+    :func:`fla.modules.norm.functions.layer_norm_bwd`.
+    """
+    found = layer_norm_bwd(
+        dy, x, weight, bias, mean, rstd, dresidual, has_residual, is_rms_norm, x_dtype, recompute_output
+    )
+    return (*found[:4], activation_quant(found[4])) if recompute_output else found
+
+
+class LayerNormLinearQuantFunction:
+    """``apply`` takes the arguments of :func:`layer_norm_linear_quant` in order."""
+
+    apply = staticmethod(layer_norm_linear_quant)
