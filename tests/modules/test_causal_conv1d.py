@@ -143,6 +143,22 @@ def test_one_step_updates_the_cache_in_place(shape: tuple[int, ...]):
     assert_close("y", full, y.view(3, 8), 1e-6)
 
 
+def test_a_weight_may_have_the_shape_that_conv1d_has():
+    torch.manual_seed(0)
+    x, dy = torch.randn(2, 2, 9, 6)
+    w = torch.randn(6, 1, 4, requires_grad=True)
+    flat = w.detach().squeeze(1).requires_grad_()
+    y, state = causal_conv1d(x, w, activation="silu", output_final_state=True)
+    z, same = causal_conv1d(x, flat, activation="silu", output_final_state=True)
+    assert torch.equal(y, z)
+    assert torch.equal(state, same)
+    (dw,), (dflat,) = torch.autograd.grad(y, [w], dy), torch.autograd.grad(z, [flat], dy)
+    assert torch.equal(dw, dflat[:, None])
+    one, _ = causal_conv1d_update(x[:, 0], state.clone(), weight=w.detach(), activation="silu")
+    other, _ = causal_conv1d_update(x[:, 0], state.clone(), weight=flat.detach(), activation="silu")
+    assert torch.equal(one, other)
+
+
 # E05: one token for each sequence and fewer tokens than taps, with and without autograd.
 @pytest.mark.parametrize("shape", [(3, 1, 8), (1, 3, 8)])
 @pytest.mark.parametrize("grad", [True, False])

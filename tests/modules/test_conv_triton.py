@@ -153,6 +153,18 @@ def test_forward_and_backward_by_themselves(backend: str):
         assert_close(name, ref[name], grad, 1e-5)
 
 
+# G09, A02: kernels that write in place must not be run for trials, and no length may bring new trials.
+def test_no_kernel_of_a_module_is_tuned_by_trial():
+    import importlib
+
+    from triton.runtime import Autotuner
+
+    for path in ("causal_conv1d.kernels", "_norm.kernels", "_pointwise.kernels", "_loss.kernels", "rotary.kernels",
+                 "_shift.kernels"):  # fmt: skip
+        module = importlib.import_module(f"fla.modules.{path}")
+        assert not [name for name, value in vars(module).items() if isinstance(value, Autotuner)]
+
+
 def test_what_the_kernels_do_not_cover_runs_in_pytorch():
     with use_backend("triton"):
         causal_conv1d(torch.zeros(1, 6, 4), torch.zeros(4, 5))

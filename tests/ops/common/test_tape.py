@@ -117,6 +117,15 @@ def test_other_types_and_missing_inputs_are_written_out_apart() -> None:
     assert engine.runs == 8
 
 
+def test_one_tensor_given_twice_is_not_taken_for_one_later() -> None:
+    engine, tapes = Engine(), {}
+    x, y = torch.randn(2, 3), torch.randn(2, 3)
+    for _ in range(3):
+        assert taped(tapes, "forward", engine.body, (x, x), 0.5)[3] is x
+    for _ in range(4):
+        assert taped(tapes, "forward", engine.body, (x, y), 0.5)[3] is x
+
+
 def test_a_profiler_gets_the_body() -> None:
     engine, tapes = Engine(), {}
     x = torch.randn(2, 3)
