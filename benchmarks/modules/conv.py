@@ -3,14 +3,13 @@
 
 `conv.py check [PART OF PARTS]`: every case against float64, forward and all gradients, four times over, bit for bit.
 `conv.py time`: whole calls of `fla.modules` (of whichever `fla` is on the path) beside the traffic floor.
-`conv.py variants`: the kernels by launch. `conv.py cold`: first calls, for an empty TRITON_CACHE_DIR.
+`conv.py variants`: the kernels by launch. first.py times first calls.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
 import sys
 import time
 from typing import Any
@@ -185,9 +184,6 @@ def check_all(part: int = 0, parts: int = 1) -> bool:
 
 
 def median_ms(fn: Any, n: int = 25, hide: int = 0) -> float:
-    if os.environ.get("FILL_CACHE"):  # only compile
-        fn()
-        return 0.0
     flush = torch.empty(128 << 20, dtype=torch.int8, device="cuda")
     for _ in range(min(3, n // 3)):
         fn()
@@ -260,24 +256,6 @@ def variants() -> None:
                 print(f"{B}x{T}x{D} ahead {ahead:d} rows {rows}: fwd {f:.4f} bwd {b:.4f}", flush=True)
 
 
-def cold() -> None:
-    """The first call with an empty cache: set TRITON_CACHE_DIR to a new folder."""
-    from fla.modules import ShortConvolution
-
-    torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")
-    torch.cuda.synchronize()
-    conv = ShortConvolution(2048, 4).to("cuda", BF)
-    for what in ("first", "second"):
-        x = torch.randn(1, 4096 if what == "first" else 1024, 2048, device="cuda").to(BF).requires_grad_()
-        t0 = time.time()
-        y = conv(x)[0]
-        torch.cuda.synchronize()
-        t1 = time.time()
-        y.sum().backward()
-        torch.cuda.synchronize()
-        print(f"conv, {what} length: forward {t1 - t0:.2f} s, backward {time.time() - t1:.2f} s", flush=True)
-
-
 def main() -> None:
     what = sys.argv[1:] or ["check", "time"]
     if what[0] == "check":
@@ -289,8 +267,6 @@ def main() -> None:
         whole()
     if "variants" in what:
         variants()
-    if "cold" in what:
-        cold()
 
 
 if __name__ == "__main__":

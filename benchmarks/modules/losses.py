@@ -3,9 +3,8 @@
 """Check and time the losses over classes on a GPU.
 
 `losses.py check [PART PARTS]`: every case against float64, loss and gradients, twice over, bit for bit.
-`losses.py time [ours|fla|liger [ce|linear]]`: whole calls of the library on the path beside their floors.
-`losses.py variants`: the kernels by launch. `products`: the parts of the linear cross entropy by chunk.
-`losses.py cold`: first calls, for an empty TRITON_CACHE_DIR.
+`losses.py variants`: the kernels by launch. `products`: the parts of the linear cross entropy by chunk. `sums`: the
+whole with its two kinds of sums. table.py times whole calls beside other libraries, first.py first calls.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from torch import Tensor
 
 sys.path[:0] = [str(Path(__file__).parent)]
 
-from conv import BANDWIDTH, BF, F32, HF, median_ms, ratio
+from conv import BF, F32, HF, median_ms, ratio
 
 FLOPS = 788e9  # a millisecond, bf16 matrix product of an H200
 
@@ -184,58 +183,31 @@ def check_all(part: int = 0, parts: int = 1) -> bool:
     return green
 
 
-def whole(library: str, only: str) -> None:
-    """Calls as users make them: median of events, first call, peak memory above the inputs."""
+def sums() -> None:
+    """The linear cross entropy with its weight's gradient summed in float32, and in 16 bits; table.py has the rest."""
+    from fla.modules import FusedLinearCrossEntropyLoss
+
     V, H, T = 131072, 4096, 16384
-    if library == "liger":
-        from liger_kernel.transformers import LigerCrossEntropyLoss, LigerFusedLinearCrossEntropyLoss
-
-        ce, liger = LigerCrossEntropyLoss(), LigerFusedLinearCrossEntropyLoss()
-        linear: dict[str, Any] = {"linear cross entropy": lambda x, w: liger(w, x, target)}
-    else:
-        from fla.modules import FusedCrossEntropyLoss, FusedLinearCrossEntropyLoss
-
-        ce, flce = FusedCrossEntropyLoss(), FusedLinearCrossEntropyLoss()
-        narrow = FusedLinearCrossEntropyLoss(accumulate_grad_in_fp32=False)
-        linear = {
-            "linear cross entropy": lambda x, w: flce(x, target, w),
-        }
-        if library == "ours":
-            linear["linear cross entropy, bf16 sums"] = lambda x, w: narrow(x, target, w)
     target = torch.randint(0, V, (T,), device="cuda")
-    cases: list[tuple[str, Any, list[tuple[int, int]], float]] = []
-    if "ce" in only:
-        cases.append(("cross entropy", lambda z: ce(z, target[:8192]), [(8192, V)], 2 * 8192 * V / BANDWIDTH))
-    if "linear" in only:
-        cases += [(n, f, [(T, H), (V, H)], 2 * T * H * V / FLOPS) for n, f in linear.items()]
-    for name, fn, shapes, floor in cases:
-        leaves = [torch.randn(s, device="cuda").to(BF).requires_grad_() for s in shapes]
+    leaves = [torch.randn(s, device="cuda").to(BF).requires_grad_() for s in ((T, H), (V, H))]
+    for wide in (True, False):
+        loss = FusedLinearCrossEntropyLoss(accumulate_grad_in_fp32=wide)
 
-        def both(fn: Any = fn, leaves: Any = leaves) -> None:
+        def both(loss: Any = loss) -> None:
             for t in leaves:
                 t.grad = None
-            fn(*leaves).backward()
+            loss(leaves[0], target, leaves[1]).backward()
 
-        for mode, run in (("fwd", lambda fn=fn, leaves=leaves: fn(*leaves)), ("fwd+bwd", both)):
-            with torch.set_grad_enabled(mode != "fwd"):
-                for t in leaves:
-                    t.grad = None
-                torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats()
-                base = torch.cuda.memory_allocated()
-                t0 = time.time()
-                run()
-                torch.cuda.synchronize()
-                cold = time.time() - t0
-                peak = (torch.cuda.max_memory_allocated() - base) / 1e9
-                ms = median_ms(run, 4 if len(leaves) == 2 else 15)
-            times = 1 if mode == "fwd" else 3
-            print(
-                f"{library} {name} {mode}: {ms:.3f} ms  floor {floor * times:.3f}  first {cold:.2f} s  {peak:.2f} GB",
-                flush=True,
-            )
-        del leaves
+        both()
+        for t in leaves:
+            t.grad = None
         torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        base = torch.cuda.memory_allocated()
+        both()
+        peak = (torch.cuda.max_memory_allocated() - base) / 1e9
+        floor = 6 * T * H * V / FLOPS
+        print(f"float32 sums {wide}: {median_ms(both, 4):.1f} ms, floor {floor:.1f}, {peak:.2f} GB", flush=True)
 
 
 def variants() -> None:
@@ -283,30 +255,8 @@ def products_by_chunk() -> None:
         print(row, flush=True)
 
 
-def cold() -> None:
-    """The first call with an empty cache: set TRITON_CACHE_DIR to a new folder."""
-    from fla.modules import FusedCrossEntropyLoss, FusedKLDivLoss, FusedLinearCrossEntropyLoss
-
-    torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")
-    x, w = (torch.randn(s, device="cuda").to(BF).requires_grad_() for s in ((512, 1024), (32000, 1024)))
-    z, target = torch.randn(512, 32000, device="cuda").requires_grad_(), torch.randint(0, 32000, (512,), device="cuda")
-    for name, fn in (
-        ("cross entropy", lambda: FusedCrossEntropyLoss()(z, target)),
-        ("linear cross entropy", lambda: FusedLinearCrossEntropyLoss()(x, target, w)),
-        ("divergence", lambda: FusedKLDivLoss()(x, x.detach(), w, w.detach())),
-    ):
-        torch.cuda.synchronize()
-        t0 = time.time()
-        loss = fn()
-        torch.cuda.synchronize()
-        t1 = time.time()
-        loss.backward()
-        torch.cuda.synchronize()
-        print(f"{name}: forward {t1 - t0:.2f} s, backward {time.time() - t1:.2f} s", flush=True)
-
-
 def main() -> None:
-    what = sys.argv[1:] or ["check", "time"]
+    what = sys.argv[1:] or ["check"]
     if what[0] == "check":
         part, parts = (int(v) for v in what[1:3]) if len(what) > 2 else (0, 1)
         if not check_all(part, parts):
@@ -316,11 +266,8 @@ def main() -> None:
         variants()
     if "products" in what:
         products_by_chunk()
-    if "cold" in what:
-        cold()
-    if "time" in what:
-        rest = what[what.index("time") + 1 :]
-        whole(rest[0] if rest else "ours", rest[1] if len(rest) > 1 else "ce,linear")
+    if "sums" in what:
+        sums()
 
 
 if __name__ == "__main__":

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: MIT
 
-"""Time norms, activations and rotary embeddings on a GPU, beside fla-core and Liger-Kernel where they can be imported.
+"""Time the kernels of norms, activations and rotary embeddings on a GPU by launch; whole calls are in table.py.
 
-`time_rows.py [ours] [variants] [first] [compile]`: whole calls of `fla.modules`, forward and with backward, after a
-correctness gate; kernels by launch; first calls (give an empty TRITON_CACHE_DIR); or everything once, to fill the
-compiler's cache. `time_rows.py peer`, `liger`, `torch`: the same calls of the `fla` or `liger_kernel` that is on the
-path, in a process of its own, or of torch. Names of cases limit these runs to them.
+`time_rows.py [variants] [torch]`, the latter for calls of torch of the same traffic. `time_rows.py compile I N`
+launches every N-th variant from the I-th once, to fill the compiler's cache.
 
-Times are medians of CUDA events around the call, with the L2 cache flushed between calls; the floor is the traffic of
-inputs and outputs at 4.3 TB/s (H200). Gradients of all outputs are taken.
+Times are medians of CUDA events around the call, with the L2 cache flushed between calls.
 """
 
 from __future__ import annotations
@@ -24,7 +21,6 @@ import torch
 
 BF = torch.bfloat16
 N, D = 8192, 4096
-BANDWIDTH = 4.3e9  # bytes a millisecond
 
 
 def randn(*shape: int) -> torch.Tensor:
@@ -49,6 +45,7 @@ def median_ms(fn: Callable[[], Any], repeat: int = 40) -> float:
 
 
 def host_us(fn: Callable[[], Any], repeat: int = 30) -> float:
+    """Microseconds that the host takes for a call."""
     torch.cuda.synchronize()
     t = time.perf_counter()
     for _ in range(repeat):
@@ -72,67 +69,26 @@ class _Copy(torch.autograd.Function):
         return dy.clone()
 
 
-# Tensors of 64 MiB that the forward moves, and that the backward moves on top.
-Case = tuple[str, Callable[..., Any], list[torch.Tensor], int, int]
+def of_torch() -> None:
+    """Calls of torch of the same traffic."""
+    F = torch.nn.functional
+    weight = torch.ones(D, device="cuda", dtype=BF, requires_grad=True)
+    for name, fn, n in (
+        ("rms_norm", lambda x: F.rms_norm(x, (D,), weight, 1e-5), 1),
+        ("product", torch.mul, 2),
+        ("own function", _Copy.apply, 1),
+    ):
+        inputs = [randn(N, D) for _ in range(n)]
+        dy = torch.randn_like(inputs[0])
 
+        def both(fn: Any = fn, inputs: Any = inputs, dy: Any = dy) -> None:
+            for x in inputs:
+                x.grad = None
+            fn(*inputs).backward(dy)
 
-def cases(library: str) -> Iterator[Case]:
-    if library == "torch":
-        F = torch.nn.functional
-        weight = torch.ones(D, device="cuda", dtype=BF, requires_grad=True)
-        yield "rmsnorm", lambda x: F.rms_norm(x, (D,), weight, 1e-5), [randn(N, D)], 2, 3
-        yield "product", torch.mul, [randn(N, D), randn(N, D)], 3, 5
-        yield "own function", _Copy.apply, [randn(N, D)], 2, 2
-        return
-    if library == "liger":
-        from liger_kernel.ops import LigerSiLUMulFunction
-        from liger_kernel.transformers import LigerRMSNorm
-
-        yield "rmsnorm", LigerRMSNorm(D).to("cuda", BF), [randn(N, D)], 2, 3
-        yield "swiglu", LigerSiLUMulFunction.apply, [randn(N, D), randn(N, D)], 3, 5
-        return
-    from fla.modules import FusedRMSNormGated, RMSNorm, RotaryEmbedding
-    from fla.modules.activations import swiglu
-    from fla.modules.l2norm import l2_norm
-
-    yield "rmsnorm", RMSNorm(D).to("cuda", BF), [randn(N, D)], 2, 3
-    yield "rmsnorm_gated_d128", FusedRMSNormGated(128).to("cuda", BF), [randn(N * 32, 128), randn(N * 32, 128)], 3, 5
-    yield "l2norm_d128", l2_norm, [randn(N * 32, 128)], 2, 3
-    yield "swiglu", swiglu, [randn(N, D), randn(N, D)], 3, 5
-    yield "rotary", RotaryEmbedding(128).to("cuda"), [randn(4, N // 4, 32, 128), randn(4, N // 4, 32, 128)], 4, 4
-
-
-def whole(library: str, only: list[str]) -> None:
-    mib = 2 * N * D
-    for name, fn, inputs, forward, backward in cases(library):
-        if only and name not in only:
-            continue
-        try:
-            t = time.perf_counter()
-            out = fn(*inputs)
-            out = out if isinstance(out, tuple) else (out,)
-            grads = [torch.randn_like(o.detach()) for o in out]
-
-            def both(fn: Any = fn, inputs: Any = inputs, grads: Any = grads) -> None:
-                for x in inputs:
-                    x.grad = None
-                out = fn(*inputs)
-                torch.autograd.backward(out if isinstance(out, tuple) else (out,), grads)
-
-            both()
-            torch.cuda.synchronize()
-            first = time.perf_counter() - t
-            with torch.no_grad():
-                f, hf = median_ms(lambda fn=fn, inputs=inputs: fn(*inputs)), host_us(lambda fn=fn, i=inputs: fn(*i))
-            b, hb = median_ms(both), host_us(both)
-            floors = forward * mib / BANDWIDTH, (forward + backward) * mib / BANDWIDTH
-            print(
-                f"{library:6s} {name:18s} fwd {f:.3f} (floor {floors[0]:.3f}, host {hf:.0f} us)  "
-                f"fwd+bwd {b:.3f} (floor {floors[1]:.3f}, host {hb:.0f} us)  first {first:.1f} s",
-                flush=True,
-            )
-        except Exception as e:
-            print(f"{library:6s} {name:18s} {type(e).__name__}: {str(e)[:150]}", flush=True)
+        with torch.no_grad():
+            forward = median_ms(lambda fn=fn, inputs=inputs: fn(*inputs))
+        print(f"torch {name:14s} forward {forward:.3f} with backward {median_ms(both):.3f}", flush=True)
 
 
 def variants() -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -191,11 +147,8 @@ def variants() -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def main() -> None:
-    what = sys.argv[1:] or ["ours"]
-    modes = ("ours", "variants", "first", "compile", "peer", "liger", "torch")
-    only = [w for w in what if w not in modes and not w.isdigit()]
-    if "peer" not in what and "liger" not in what:
-        sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+    what = sys.argv[1:] or ["variants"]
+    sys.path[:0] = [str(Path(__file__).parents[2])]
     print(torch.cuda.get_device_name(0), torch.__version__)
     if "compile" in what:
         mine, step = int(what[1]), int(what[2])
@@ -203,30 +156,11 @@ def main() -> None:
             if i % step == mine:
                 fn()
         torch.cuda.synchronize()
-        return
-    if "ours" in what:
-        from check_rows import check
-
-        for name in ("rms many 4096", "gated many 128", "l2 many 128", "swiglu even", "rotary many"):
-            if wrong := check(name)[1]:
-                sys.exit(f"no timing: {name} {wrong}")
-        whole("ours", only)
-    if "first" in what:
-        for name, fn, inputs, _, _ in cases("ours"):
-            t = time.perf_counter()
-            out = fn(*inputs)
-            torch.cuda.synchronize()
-            middle = time.perf_counter()
-            out = out if isinstance(out, tuple) else (out,)
-            torch.autograd.backward(out, [torch.ones_like(o) for o in out])
-            torch.cuda.synchronize()
-            print(f"first {name} {middle - t:.2f} + {time.perf_counter() - middle:.2f} s", flush=True)
     if "variants" in what:
         for name, fn in variants():
             print(f"{name} {median_ms(fn, 20):.4f}", flush=True)
-    for library in ("peer", "liger", "torch"):
-        if library in what:
-            whole(library, only)
+    if "torch" in what:
+        of_torch()
 
 
 if __name__ == "__main__":
