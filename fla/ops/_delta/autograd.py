@@ -101,15 +101,26 @@ _calls = KnownCalls()
 def _compile_ahead(call: ScalarCall, inputs: tuple[Any, ...], final: bool) -> None:
     """Have the kernels of a call compiled side by side."""
     train = needs_backward(inputs)
+    into_state = inputs[7] is not None and inputs[7].requires_grad
 
     def step(*x: Tensor | None) -> None:
         o, _, *saved = _forward(*x, call, final, train)  # type: ignore[call-arg, arg-type]
         if train:
             kept = o if call.keeps_output else None
-            _backward(*x, *saved, kept, o, None, call, x[7] is not None)  # type: ignore[call-arg, arg-type]
+            _backward(*x, *saved, kept, o, None, call, into_state)  # type: ignore[call-arg, arg-type]
 
     s = call.shape
-    flags = (call.norm, call.v_first, call.before, call.beta_scale > 0, call.segments > 1, call.tail, s.HV > s.H, train)
+    flags = (
+        call.norm,
+        call.v_first,
+        call.before,
+        call.beta_scale > 0,
+        call.segments > 1,
+        call.tail,
+        s.HV > s.H,
+        train,
+        into_state,
+    )
     first_call(set(), "scalar", lambda: (call.plan, s.K, s.V, *flags), inputs, step)
 
 

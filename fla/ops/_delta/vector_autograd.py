@@ -20,18 +20,19 @@ from fla.ops._delta.vector_work import VectorCall, Work
 def compile_ahead(call: VectorCall, inputs: tuple[Any, ...], final: bool) -> None:
     """Have the kernels of a call compiled side by side; ``inputs`` as those of `VectorDelta`."""
     train = needs_backward(inputs)
+    into_state = inputs[7] is not None and inputs[7].requires_grad
 
     def step(*x: Tensor | None) -> None:
         if train:
             o, _, *saved = _forward(*x, call, final)  # type: ignore[call-arg, arg-type]
-            _backward(*x, o, *saved, o, None, call, x[7] is not None)  # type: ignore[call-arg, arg-type]
+            _backward(*x, o, *saved, o, None, call, into_state)  # type: ignore[call-arg, arg-type]
         else:
             _infer(*x, call, final)  # type: ignore[call-arg, arg-type]
 
     cu = inputs[8]
     table = None if cu is None else known_table(inputs[0].shape[1], 64, cu, cu, cu)  # not read, only measured
     w = Work(call, *inputs[:7], None, table)  # type: ignore[call-arg]
-    key = (call, w.plan, w.K, w.V, w.ragged, w.gtma, w.btma, w.H > w.HK, cu is None, final, train)
+    key = (call, w.plan, w.K, w.V, w.ragged, w.gtma, w.btma, w.H > w.HK, cu is None, final, train, into_state)
     first_call(set(), "vector", lambda: key, inputs, step)
 
 
