@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from fla.layers._static import StaticPosition
 from fla.layers.utils import (
     check_padding_mask,
     get_layer_cache,
@@ -24,6 +23,9 @@ from fla.modules._softmax import dense_attention, packed_attention
 from fla.modules.norm import RMSNorm
 from fla.modules.rotary import RotaryEmbedding
 from fla.ops._common.checks import ArgumentError
+
+if TYPE_CHECKING:
+    from fla.decoding import StaticPosition
 
 __all__ = ["Attention"]
 
