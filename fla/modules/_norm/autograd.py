@@ -66,7 +66,9 @@ def _backward(
     dy: Tensor, ds: Tensor | None, s: Tensor, w: Tensor | None, b: Tensor | None, g: Tensor | None, *static: Any
 ) -> tuple[Tensor | None, ...]:
     """``(dx, dresidual, dg, dw, db, y)``; ``static`` as in `_backward_body`."""
-    key = ("norm backward", s.shape, None if g is None else g.shape, *static)
+    # Parameters come in any shape, and so do their gradients.
+    shapes = None if w is None else w.shape, None if b is None else b.shape
+    key = ("norm backward", s.shape, *shapes, *static)
     found: tuple[Tensor | None, ...] = written(key, _backward_body, (dy, ds, s, w, b, g), *static)
     return found
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fla.backends import dispatch
+from fla.modules._checks import check_beside
 from fla.modules._covers import covers_linear, covers_one, covers_two
 from fla.modules._dtype import autocast_dtype, upcast
 from fla.modules._facts import ROWS
@@ -84,6 +85,7 @@ def bias_gelu_impl(y: Tensor, bias: Tensor) -> Tensor:
 def _check_pair(x: Tensor, y: Tensor, *_: object) -> None:
     if x.shape != y.shape:
         raise ArgumentError(f"`y` must have the shape of `x`, {list(x.shape)}, got {list(y.shape)}.")
+    check_beside(x, y=y)
 
 
 def _glu(gate: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
@@ -139,6 +141,7 @@ def _check_linear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> 
         raise ArgumentError(f"`weight` must have shape [O, {x.shape[-1]}], got {list(weight.shape)}.")
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ArgumentError(f"`bias` must have shape [{weight.shape[0]}], got {list(bias.shape)}.")
+    check_beside(x, weight=weight, bias=bias)
 
 
 def _linear(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fla.backends import CallFacts, dispatch
+from fla.modules._checks import check_beside
 from fla.modules._dtype import accumulation_dtype
 from fla.modules._loss import torch_rows
 from fla.modules._loss.torch_rows import shard
@@ -39,6 +40,7 @@ def check_target(logits: Tensor, target: Tensor, classes: int, ignore_index: int
         )
     if target.dtype not in (torch.int64, torch.int32):
         raise ArgumentError(f"`target` must be int64 or int32, got {target.dtype}.")
+    check_beside(logits, target=target)
     if target.device.type == "cpu" and not torch.compiler.is_compiling() and target.numel():
         wrong = ((target < 0) | (target >= classes)) & (target != ignore_index)
         if wrong.any():

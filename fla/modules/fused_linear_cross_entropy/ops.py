@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from fla.backends import dispatch
 from fla.backends.devices import has_triton_driver
+from fla.modules._checks import check_beside
 from fla.modules._dtype import accumulation_dtype, autocast_dtype, upcast
 from fla.modules._facts import ROWS
 from fla.modules._loss import torch_rows
@@ -276,6 +277,7 @@ def _check(
     V = weight.shape[0]
     if bias is not None and bias.shape != (V,):
         raise ArgumentError(f"`bias` must have shape [V] with V = {V}, got {list(bias.shape)}.")
+    check_beside(x, weight=weight, bias=bias)
     ranks = 1 if process_group is None else dist.get_world_size(process_group)
     check_target(x, target, V * ranks, ignore_index)
 

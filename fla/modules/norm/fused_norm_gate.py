@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fla.backends import dispatch
+from fla.modules._checks import check_beside
 from fla.modules._dtype import upcast
 from fla.modules._facts import ROWS
 from fla.modules._norm.covers import covers_gated, covers_gated_linear
@@ -59,6 +60,7 @@ def _check_gated(
     check_rows(x, weight, bias, residual)
     if g.shape != x.shape:
         raise ArgumentError(f"`g` must have the shape of `x`, {list(x.shape)}, got {list(g.shape)}.")
+    check_beside(x, g=g)
 
 
 def _gated(

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fla.backends import dispatch
+from fla.modules._checks import check_beside
 from fla.modules._dtype import accumulation_dtype, autocast_dtype, parameter_dtype, upcast
 from fla.modules._facts import ROWS
 from fla.modules._norm.covers import covers_groups, covers_linear, covers_norm
@@ -59,6 +60,7 @@ def check_rows(x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: 
             raise ArgumentError(f"`{name}` must have {D} elements, one for each channel of `x`, got {list(p.shape)}.")
     if residual is not None and residual.shape != x.shape:
         raise ArgumentError(f"`residual` must have the shape of `x`, {list(x.shape)}, got {list(residual.shape)}.")
+    check_beside(x, weight=weight, bias=bias, residual=residual)
 
 
 def _check_groups(
@@ -192,6 +194,7 @@ def check_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         raise ArgumentError(f"`linear_weight` must have shape [O, {x.shape[-1]}], got {list(weight.shape)}.")
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ArgumentError(f"`linear_bias` must have shape [{weight.shape[0]}], got {list(bias.shape)}.")
+    check_beside(x, linear_weight=weight, linear_bias=bias)
 
 
 def linear_of(y: NormOutput, weight: Tensor, bias: Tensor | None) -> NormOutput:

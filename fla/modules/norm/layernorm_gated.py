@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fla.backends import dispatch
+from fla.modules._checks import check_beside
 from fla.modules._dtype import upcast
 from fla.modules._facts import ROWS
 from fla.modules._norm.covers import covers_group_gated
@@ -31,6 +32,7 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, z: Tensor | None, gro
         raise ArgumentError(f"`group_size` must divide the {x.shape[-1]} channels of `x`, got {group_size}.")
     if z is not None and z.shape != x.shape:
         raise ArgumentError(f"`z` must have the shape of `x`, {list(x.shape)}, got {list(z.shape)}.")
+    check_beside(x, z=z)
 
 
 @dispatch(

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fla.backends import CallFacts, dispatch
+from fla.modules._checks import check_beside
 from fla.modules._dtype import upcast
 from fla.modules._norm.covers import covers_pass, covers_pass_back
 from fla.ops._common.checks import ArgumentError
@@ -42,6 +43,7 @@ def _check(x: Tensor, g: Optional, weight: Optional, bias: Optional, residual: O
     for name, p in (("weight", weight), ("bias", bias)):
         if p is not None and p.numel() != x.shape[1]:
             raise ArgumentError(f"`{name}` must have {x.shape[1]} elements, got {list(p.shape)}.")
+    check_beside(x, g=g, weight=weight, bias=bias, residual=residual)
 
 
 @dispatch(

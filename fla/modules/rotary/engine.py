@@ -120,7 +120,9 @@ def _turned(
     conjugate: bool, x2: Tensor | None = None, cos2: Tensor | None = None, sin2: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """`rotate` into new tensors, written out unless an offset on the host makes every call another one."""
-    tensor = offsets if isinstance(offsets, Tensor) else None
+    # Offsets and boundaries may be on the host.
+    tensor = offsets.to(x.device) if isinstance(offsets, Tensor) else None
+    cu_seqlens = None if cu_seqlens is None else cu_seqlens.to(x.device)
     if tensor is None and offsets:
         return rotate(x, cos, sin, offsets, cu_seqlens, interleaved, False, conjugate, x2, cos2, sin2)
     key = (

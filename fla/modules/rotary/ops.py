@@ -59,7 +59,9 @@ def _check(x: Tensor, cos: Tensor, sin: Tensor, seqlen_offsets: int | Tensor, cu
     if not cos.dtype == sin.dtype == x.dtype:
         raise ArgumentError(f"`cos` and `sin` must have the dtype of `x`, {x.dtype}, got {cos.dtype} and {sin.dtype}.")
     if not cos.device == sin.device == x.device:
-        raise ArgumentError(f"`cos` and `sin` must be on the device of `x`, {x.device}, got {cos.device}.")
+        raise ArgumentError(
+            f"`cos` and `sin` must be on the device of `x`, {x.device}, got {cos.device} and {sin.device}."
+        )
     if cu_seqlens is not None and (cu_seqlens.dim() != 1 or len(cu_seqlens) < 2 or B != 1):
         raise ArgumentError(
             f"`cu_seqlens` must have shape [N + 1] and go with x of one row, got {list(cu_seqlens.shape)} and B = {B}."
