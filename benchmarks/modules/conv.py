@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import sys
 import time
@@ -239,21 +240,25 @@ def whole() -> None:
 def variants() -> None:
     from fla.modules.causal_conv1d import launch
 
-    for B, T, D in ((4, 2048, 4096), (1, 32768, 4096)):
-        x = torch.randn(B, T, D, device="cuda").to(BF)
-        dy, w = torch.randn_like(x), torch.randn(D, 4, device="cuda").to(BF)
-        base = launch.Call.make(x, 4, None)
+    B, T, D = 4, 2048, 4096
+    x = torch.randn(B, T, D, device="cuda").to(BF)
+    dy, w = torch.randn_like(x), torch.randn(D, 4, device="cuda").to(BF)
+    base = launch.Call.make(x, 4, None)
+    for block, warps in ((512, 4), (512, 2), (1024, 4), (256, 1), (256, 2)):
         for ahead in (False, True):
-            for rows in (32, 64, 128, 256):
-                plan = dataclasses.replace(base.plan, rows=rows, ahead=ahead)
+            for rows in (16, 32, 64, 128, 256):
+                plan = dataclasses.replace(base.plan, rows=rows, ahead=ahead, block=block, warps=warps)
                 call = launch.Call.make(x, 4, None, plan)
-                f = median_ms(lambda c=call: launch.conv_fwd(c, x, w, None, None, None, True), 15, 400_000)  # noqa: B023
-                b = median_ms(
-                    lambda c=call: launch.conv_bwd(c, x, w, None, None, dy, None, True, True, True),  # noqa: B023
-                    15,
-                    400_000,
+                fwd = functools.partial(launch.conv_fwd, call, x, w, None, None, None, True)
+                bwd = functools.partial(launch.conv_bwd, call, x, w, None, None, dy, None, True, True, True)
+                times = (
+                    median_ms(fwd, 9, 200_000) if rows < 256 else 0.0,
+                    median_ms(bwd, 9, 200_000) if rows > 16 else 0.0,
                 )
-                print(f"{B}x{T}x{D} ahead {ahead:d} rows {rows}: fwd {f:.4f} bwd {b:.4f}", flush=True)
+                print(
+                    f"block {block} warps {warps} ahead {ahead:d} rows {rows}: fwd {times[0]:.4f} bwd {times[1]:.4f}",
+                    flush=True,
+                )
 
 
 def main() -> None:
