@@ -14,6 +14,7 @@ from fla.ops._common.device_index import ChunkTable, chunk_table, table_size
 from fla.ops._common.launch import Launcher, descriptor
 from fla.ops._common.policy import Chip, Launch, chip_of, pow2
 from fla.ops._linear.kernels import scalar_states as kernel
+from fla.ops._linear.kernels.merge import merge_stretches
 from fla.ops._linear.kernels.scalar_backward import scalar_both, scalar_thrice
 from fla.ops._linear.kernels.scalar_decode import scalar_recurrent
 from fla.ops._linear.kernels.scalar_grad import scalar_grad
@@ -23,7 +24,7 @@ from fla.ops._linear.kernels.scalar_scan import HEAD_DECAY, NO_DECAY, TOKEN_DECA
 from fla.ops._linear.policy import ScalarPlan, scalar_plan, time_marks, time_segments
 
 _sums, _scan, _states = Launcher(scalar_sums), Launcher(scalar_scan), Launcher(kernel.scalar_states)
-_merge, _out, _grad = Launcher(kernel.scalar_merge), Launcher(scalar_out), Launcher(scalar_grad)
+_merge, _out, _grad = Launcher(merge_stretches), Launcher(scalar_out), Launcher(scalar_grad)
 _reverse, _recurrent = Launcher(scalar_reverse), Launcher(scalar_recurrent)
 _both, _thrice = Launcher(scalar_both), Launcher(scalar_thrice)
 _PLAIN = {"num_warps": 4, "num_stages": 1}
@@ -207,7 +208,7 @@ def _merged(call: ScalarCall, entry: Tensor, total: Tensor, reverse: bool) -> Te
     size = call.K * call.V
     _merge(
         -(-size // 1024) * call.H * call.table.sequences, (entry, total, call.segments, call.H, size),
-        {"BS": 1024, "REVERSE": reverse}, _PLAIN, (),
+        {"KP": 1, "BS": 1024, "REVERSE": reverse}, _PLAIN, (),
     )  # fmt: skip
     return entry
 

@@ -16,6 +16,7 @@ from fla.ops._common.launch import Fixed
 from fla.ops._common.policy import Chip, Launch, chip_of
 from fla.ops._common.vector_launch import ONES_TYPES, TL_TYPES, NamedLauncher, aligned, matrix_of, rows_of
 from fla.ops._linear.kernels import vector_scan as kernel
+from fla.ops._linear.kernels.merge import merge_stretches
 from fla.ops._linear.kernels.vector_grad import vector_grad
 from fla.ops._linear.kernels.vector_prep import vector_prep
 from fla.ops._linear.vector_policy import VectorPlan, time_segments, vector_plan
@@ -23,7 +24,7 @@ from fla.ops._linear.vector_policy import VectorPlan, time_segments, vector_plan
 _prep, _scan, _merge = (
     NamedLauncher(vector_prep),
     NamedLauncher(kernel.vector_scan),
-    NamedLauncher(kernel.vector_merge),
+    NamedLauncher(merge_stretches),
 )
 _grad = NamedLauncher(vector_grad)
 

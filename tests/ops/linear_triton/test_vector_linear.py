@@ -76,6 +76,17 @@ def test_both_forms_of_the_scores(kind, fast):
     check(run(make_inputs(T=70, H=2, K=16, V=32, initial=True, **kind), change={"fast": fast}))
 
 
+@pytest.mark.parametrize("gate", ["gk", "gv"])
+def test_outputs_and_states_beyond_float16_saturate(gate):
+    q = torch.full((1, 130, 1, 16), 30.0, dtype=F16)
+    o, ht = vector_linear(q, q, -q, scale=1.0, output_final_state=True, **{gate: torch.zeros_like(q)})
+    assert (o == -65504).any()
+    assert torch.isfinite(o).all()
+    assert ht.min() < -65504  # states are float32
+    q[0, 5, 0, 0] = float("nan")
+    assert vector_linear(q, q, q, **{gate: torch.zeros_like(q)})[0][0, 5].isnan().any()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tma", [False, True])
 def test_tails_in_half_precision(kind, tma):

@@ -11,7 +11,7 @@ the sums of log decays inside a chunk, L its last row and D[j, i] = scale e^(b_i
 REVERSE runs from the last token to the first, each reading what comes after it: e^(b_L - b) and e^b change places and D
 is transposed. All gradients but that of the decays are such scans: with G[j, i] = do_i . v_j,
 
-    dq = the outputs of (q: do, k: v, v: k),   dk = those of (q: v, k: do, v: q) and dv of (q: k, k: q, v: do) in reverse
+    dq: the outputs of (q: do, k: v, v: k);   in reverse dk: those of (q: v, k: do, v: q), dv: of (q: k, k: q, v: do)
 
 Full chunks run in a pipelined loop over descriptor tiles; a ragged last chunk is one more step through pointers.
 Without descriptors the loop takes all chunks through pointers.
@@ -22,7 +22,6 @@ import triton.language as tl
 
 from fla.ops._common.kernels import LOG2E, chunk_at, saturate, sequence_at
 from fla.ops._common.tiles import load_rows, state_offsets, store_rows
-from fla.ops._common.vector_math import ex2
 
 # Where log decays (base 2) come from.
 NO_DECAY = 0
@@ -110,9 +109,9 @@ def decayed_scores(x, b, scale, C: tl.constexpr, DECAY: tl.constexpr, KEYS: tl.c
 
 @triton.jit
 def _scan_step(
-    S, D, upto, after, q, k, v, qd, kd, vd, sums, gamma, inverse, o, od, tile, row, n, h, v0, H, scale, K: tl.constexpr,
-    V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, DECAY: tl.constexpr, NORM: tl.constexpr,
-    REVERSE: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr, FIXED: tl.constexpr,
+    S, D, upto, after, q, k, v, qd, kd, vd, sums, gamma, inverse, o, od, tile, row, n, h, v0, H, scale,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, DECAY: tl.constexpr,
+    NORM: tl.constexpr, REVERSE: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr, FIXED: tl.constexpr,
 ):  # fmt: skip
     dt: tl.constexpr = k.dtype.element_ty
     # Descriptors load full chunks only: a decay per head is then the same in all of them, and leaves the loop.
@@ -186,8 +185,8 @@ def scan_program(
     if DESC and REVERSE:
         if (hi > full) & (lo < hi):
             S = _scan_step(
-                S, D, upto, after, q, k, v, qd, kd, vd, sums, gamma, inverse, o, od, (first + full) * H + h, bos + full * C,
-                length - full * C, h, v0, H, scale, K, V, BK, BV, C, DECAY, NORM, REVERSE, False, DOT, False,
+                S, D, upto, after, q, k, v, qd, kd, vd, sums, gamma, inverse, o, od, (first + full) * H + h, bos + full
+                * C, length - full * C, h, v0, H, scale, K, V, BK, BV, C, DECAY, NORM, REVERSE, False, DOT, False,
             )  # fmt: skip
     if SPLIT == 2:
         for s in tl.range(0, segments, num_stages=1):
@@ -197,22 +196,22 @@ def scan_program(
             tl.store(entry + slot * (K * V) + eo, S, mask=em)
             for t in tl.range(lo, tl.minimum(hi, full) if DESC else hi, num_stages=STAGES):
                 S = _scan_step(
-                    S, D, upto, after, q, k, v, qd, kd, vd, sums, gamma, inverse, o, od, (first + t) * H + h, bos + t * C,
-                    length - t * C, h, v0, H, scale, K, V, BK, BV, C, DECAY, NORM, REVERSE, DESC, DOT, FIXED,
+                    S, D, upto, after, q, k, v, qd, kd, vd, sums, gamma, inverse, o, od, (first + t) * H + h, bos + t *
+                    C, length - t * C, h, v0, H, scale, K, V, BK, BV, C, DECAY, NORM, REVERSE, DESC, DOT, FIXED,
                 )  # fmt: skip
         lo, hi, full = stretch_at(length, 0, 1, C)
     else:
         for j in tl.range(lo, loop, num_stages=STAGES):
             t = lo + loop - 1 - j if REVERSE else j
             S = _scan_step(
-                S, D, upto, after, q, k, v, qd, kd, vd, sums, gamma, inverse, o, od, (first + t) * H + h, bos + t * C, length - t * C,
-                h, v0, H, scale, K, V, BK, BV, C, DECAY, NORM, REVERSE, DESC, DOT, FIXED,
+                S, D, upto, after, q, k, v, qd, kd, vd, sums, gamma, inverse, o, od, (first + t) * H + h, bos + t * C,
+                length - t * C, h, v0, H, scale, K, V, BK, BV, C, DECAY, NORM, REVERSE, DESC, DOT, FIXED,
             )  # fmt: skip
     if DESC and not REVERSE:
         if (hi > full) & (lo < hi):
             S = _scan_step(
-                S, D, upto, after, q, k, v, qd, kd, vd, sums, gamma, inverse, o, od, (first + full) * H + h, bos + full * C,
-                length - full * C, h, v0, H, scale, K, V, BK, BV, C, DECAY, NORM, REVERSE, False, DOT, False,
+                S, D, upto, after, q, k, v, qd, kd, vd, sums, gamma, inverse, o, od, (first + full) * H + h, bos + full
+                * C, length - full * C, h, v0, H, scale, K, V, BK, BV, C, DECAY, NORM, REVERSE, False, DOT, False,
             )  # fmt: skip
     if REVERSE and DECAY == 0:
         S = S * scale

@@ -107,7 +107,7 @@ def states_program(
         eo, em = state_offsets(v0, K, V, BK, BV, True, k0)
         tl.store(entry + slot + eo, S, mask=em)
         # All blocks write the same number.
-        tl.store(total + (i.to(tl.int64) * segments + seg) * H + h, decay)
+        tl.store(total + (i.to(tl.int64) * segments + seg) * H + h, tl.exp2(decay))
     else:
         so, sm = state_offsets(v0, K, V, BK, BV, VFIRST, k0)
         end = 0 if REVERSE else segments - 1
@@ -126,8 +126,8 @@ def scalar_states(
 
     SIDES: STATES, GRADIENTS, or BOTH, the first half of the grid for the states. SPLIT: WHOLE, a sequence a program;
     STRETCH, one of ``segments`` stretches of it, which begins with what is in ``entry`` (``back`` for gradients);
-    SUMMARY, write what a stretch adds to ``entry``, with the caller's state in the first one, and the sum of its log
-    decays to ``total``, and nothing else. There are ``parts`` stretches in the grid. DSTORE: states too are written
+    SUMMARY, write what a stretch adds to ``entry``, with the caller's state in the first one, and its decay
+    to ``total``, and nothing else. There are ``parts`` stretches in the grid. DSTORE: states too are written
     through descriptors.
     """
     pid = tl.program_id(0)
@@ -154,27 +154,3 @@ def scalar_states(
                 has_dh0, segments, parts, scale, K, V, BK, BV, C, DECAY, True, SPLIT, VFIRST, VARLEN, DESC, DSTORE, DOT,
                 STAGES,
             )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["segments", "H", "size"])
-def scalar_merge(entry, total, segments, H, size, BS: tl.constexpr, REVERSE: tl.constexpr):
-    """Turn what each stretch adds, in place, into the states in which the stretches begin (REVERSE: end).
-
-    The state before the next stretch is e^total of this one times the state before it plus what it adds. The first
-    (last) stretch begins with the caller's state, which its summary already holds: its own entry is not read.
-    """
-    blocks = (size + BS - 1) // BS
-    pid = tl.program_id(0)
-    c = (pid % blocks) * BS + tl.arange(0, BS)
-    h = (pid // blocks) % H
-    i = (pid // (blocks * H)).to(tl.int64)
-    m = c < size
-    S = tl.zeros((BS,), tl.float32)
-    for p in tl.range(0, segments - 1, num_stages=1):
-        seg = segments - 1 - p if REVERSE else p
-        at = (i * segments + seg) * H + h
-        E = tl.load(entry + at * size + c, mask=m, other=0.0)
-        tl.store(entry + at * size + c, S, mask=m)
-        S = S * tl.exp2(tl.load(total + at)) + E
-    seg = segments - 1 - (segments - 1) if REVERSE else segments - 1
-    tl.store(entry + ((i * segments + seg) * H + h) * size + c, S, mask=m)

@@ -19,7 +19,7 @@ small matrices (score gradients, 0/1 sums over tokens) are the operands in share
 import triton
 import triton.language as tl
 
-from fla.ops._common.kernels import LOG2E, chunk_at
+from fla.ops._common.kernels import LOG2E, chunk_at, saturate
 from fla.ops._common.vector_math import ex2, gate_sum, grad_sum, level_pairs, load_tile, narrow, split_gates, store_tile
 from fla.ops._linear.kernels.vector_prep import SHIFT, UNSHIFT, gate_bits, gate_operand, is_mild, one_matrix
 
@@ -74,6 +74,9 @@ def mild_pairs(
         xq += own_q * scale
     if SOFT:
         xq = over_channels(xq, c0, K, KB)
+    if not FULL:
+        # An output; gradients that float16 cannot hold show as infinity.
+        xq = saturate(xq, QT)
     put(dq, xq, row, n, h, H, c0, K, KB, C, QT, TMA, ROWS)
     if FULL:
         # With the sum of all that is written, what is written before a token is what is not written from it on: one
@@ -140,6 +143,9 @@ def tree_pairs(
     xq = xq * scale
     if SOFT:
         xq = over_channels(xq, c0, K, KB)
+    if not FULL:
+        # An output; gradients that float16 cannot hold show as infinity.
+        xq = saturate(xq, QT)
     put(dq, xq, row, n, h, H, c0, K, KB, C, QT, TMA, ROWS)
     if FULL:
         put(dk, xk, row, n, h, H, c0, K, KB, C, KT, TMA, ROWS)

@@ -14,7 +14,7 @@ to the tensor cores without a stop, and the chain from chunk to chunk is one pro
 import triton
 import triton.language as tl
 
-from fla.ops._common.kernels import sequence_at
+from fla.ops._common.kernels import saturate, sequence_at
 from fla.ops._common.tiles import state_offsets
 from fla.ops._common.vector_math import load_tile, store_tile
 
@@ -83,7 +83,8 @@ def vector_scan(
             rt = load_tile(tiles, w * (2 * C) + RD, C, 0, KP, KP, C, KP, TMA, False, False)
             am = load_tile(mats, w * C, C, 0, C, C, C, C, TMA, False, False)
         if OUT or SAVE:
-            Sb = S.to(DT)
+            # A gradient that float16 cannot hold shows as infinity: whoever scales losses looks for it.
+            Sb = S.to(DT) if REVERSE else saturate(S, DT)
         if SAVE:
             store_tile(states, Sb, w * VP + v0, BV, 0, KP, KP, BV, KP, TMA, False, False)
         if OUT:
@@ -97,7 +98,7 @@ def vector_scan(
         if SPLIT == 2:
             left = left * eg
         if OUT:
-            y = tl.trans(oo).to(OT)
+            y = tl.trans(oo).to(OT) if REVERSE else saturate(tl.trans(oo), OT)
             store_tile(o, y, r0, n, h * V + v0, V - v0, H * V, C, BV, OTMA, ROWS, COLS)
     if SPLIT == 2:
         tl.store(entry + eo, S)
@@ -105,27 +106,3 @@ def vector_scan(
         tl.store(total + slot * KP + ck, left)
     elif FINAL:
         tl.store(ht + head + so, S.to(ht.dtype.element_ty), mask=sm & (come == segments - 1))
-
-
-@triton.jit(do_not_specialize=["segments", "H", "size"])
-def vector_merge(entry, total, segments, H, size, KP: tl.constexpr, BS: tl.constexpr, REVERSE: tl.constexpr):
-    """Turn what each stretch adds, in place, into the states in which the stretches begin (REVERSE: end).
-
-    The state before the next stretch is the decay of this one times the state before it plus what it adds. The stretch
-    that comes first begins with the caller's state, which its summary already holds: its own entry is not read.
-    """
-    blocks = (size + BS - 1) // BS
-    pid = tl.program_id(0)
-    c = (pid % blocks) * BS + tl.arange(0, BS)
-    h = (pid // blocks) % H
-    i = (pid // (blocks * H)).to(tl.int64)
-    m = c < size
-    S = tl.zeros((BS,), tl.float32)
-    for p in tl.range(0, segments, num_stages=1):
-        seg = segments - 1 - p if REVERSE else p
-        at = (i * segments + seg) * H + h
-        more = p < segments - 1
-        E = tl.load(entry + at * size + c, mask=m & more, other=0.0)
-        left = tl.load(total + at * KP + c % KP, mask=m & more, other=0.0)
-        tl.store(entry + at * size + c, S, mask=m)
-        S = S * left + E
