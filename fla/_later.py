@@ -47,6 +47,13 @@ FAMILIES = {
 }
 """Packages under ``fla.models`` and the stems of their classes. An entry that exists by now does no harm."""
 
+_MODULES = (
+    "abc based bitattn cyfa deltaformer forgetting_attn gated_deltaproduct lightnet log_linear_mamba2 mamba3 mesa_net "
+    "mla moba mom momentum_deltanet nsa parallax path_attn precond_gated_deltanet precond_kda raven rebased rodimus "
+    "rwkv7 stickbreaking_attn wall_attn yoco"
+)
+LAYER_MODULES = frozenset(_MODULES.split())
+
 _MODELS = frozenset(f"{stem}{part}" for stem in FAMILIES.values() for part in ("Config", "ForCausalLM", "Model"))
 _WHERE = {
     "fla": LAYERS | {name for name in _MODELS if not name.endswith("Config")},
@@ -73,10 +80,10 @@ class _Finder:
         parent, _, name = fullname.rpartition(".")
         if name in _WHERE.get(parent, ()):
             raise ImportError(missing(parent, name), name=fullname)
-        if parent == "fla.models" and name in FAMILIES:
-            stem = FAMILIES[name]
+        what = f" ({FAMILIES[name]} models)" if parent == "fla.models" and name in FAMILIES else ""
+        if what or (parent == "fla.layers" and name in LAYER_MODULES):
             raise ModuleNotFoundError(
-                f"{fullname} ({stem} models) exists in the reference package and not in this version of fla yet; see "
+                f"{fullname}{what} exists in the reference package and not in this version of fla yet; see "
                 "docs/models.md",
                 name=fullname,
             )

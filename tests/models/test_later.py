@@ -36,6 +36,9 @@ def test_importing_a_package_that_is_not_here_yet():
     with pytest.raises(ModuleNotFoundError, match=SAYS) as error:
         importlib.import_module("fla.models.rwkv7.modeling_rwkv7")
     assert error.value.name == "fla.models.rwkv7"
+    with pytest.raises(ModuleNotFoundError, match=SAYS) as error:
+        importlib.import_module("fla.layers.mesa_net")
+    assert error.value.name == "fla.layers.mesa_net"
 
 
 def test_other_names_are_misspelt_as_ever():
