@@ -75,6 +75,7 @@ class Recording:
         self.fit = True
         self.known: list[Any] = []  # keeps tensors alive while their identities are in use
         self.variables: dict[int, str] = {}
+        self.tensors: dict[str, Tensor] = {}
         self.names: dict[str, Any] = {"empty": torch.empty_strided, "part": _part, "byte": torch.uint8}
         self.steps: list[_Made | _Launch] = []
         self.made: dict[str, _Made] = {}
@@ -83,6 +84,7 @@ class Recording:
         for i, x in enumerate(inputs):
             if x is not None:
                 self.variables[id(x)] = f"i{i}"
+                self.tensors[f"i{i}"] = x
                 self.known.append(x)
 
     def constant(self, value: Any) -> str:
@@ -94,12 +96,14 @@ class Recording:
         found = self.variables.get(id(x))
         if found is None:  # a tensor from before: a table of constants
             found = self.variables[id(x)] = self.constant(x)
+            self.tensors[found] = x
             self.known.append(x)
         return found
 
     def make(self, x: Tensor, how: str, **more: Any) -> None:
         self.known.append(x)
         name = self.variables[id(x)] = f"t{len(self.known)}"
+        self.tensors[name] = x
         step = self.made[name] = _Made(name, x, how, **more)
         self.steps.append(step)
 
@@ -122,7 +126,8 @@ class Recording:
         given = [*map(self.value, args), *(f"{name}={self.value(x)}" for name, x in kwargs.items())]
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         how, needs = f"{self.constant(func)}({', '.join(given)})", tuple(map(self.variable, tensors))
-        if len(tensors) == 1 and not func._schema.is_mutable and _storage(out) == _storage(tensors[0]) != 0:
+        same = len(tensors) == 1 and not func._schema.is_mutable and _storage(out) == _storage(tensors[0])
+        if same and out.numel():
             self.make(out, how, needs=needs, root=needs[0], offset=out.data_ptr() - tensors[0].data_ptr())
         else:
             self.make(out, how, needs=needs)
@@ -198,11 +203,20 @@ class Recording:
         tensors = set(seen)
         for step in reversed(self.steps):
             if isinstance(step, _Launch):
-                # The descriptor of a view is made of the view.
-                tensors |= {x for _, x, _, _ in step.maps if x in self.made and self.made[x].root is not None}
+                tensors |= {x for _, x, _, _ in step.maps if self._place(x) is None}
             elif step.name in tensors or not (step.allocated or step.root is not None):
                 tensors |= {step.name, *step.needs}
         return tensors
+
+    def _place(self, name: str) -> tuple[str, int] | None:
+        """In which buffer or input a tensor lies and where; None where it cannot be cut out of that again."""
+        start, root = 0, name
+        while root in self.made and (base := self.made[root].root) is not None:
+            start, root = start + self.made[root].offset, base
+        whole = self.made[root].tensor if root in self.made else self.tensors.get(root)
+        if whole is None or not (whole.is_contiguous() and self.tensors[name].is_contiguous()):
+            return None
+        return root, start
 
     def _lines(self, given: list[str], seen: set[str]) -> list[str]:
         tensors = self._tensors(seen)
@@ -221,7 +235,6 @@ class Recording:
             if name in pointers:
                 return f"p_{name}"
             pointers.add(name)
-            made = self.made.get(name)
             if name in places:
                 if "room" not in pointers:
                     pointers.add("room")
@@ -229,10 +242,11 @@ class Recording:
                     lines.append(f"room = empty(({room},), (1,), dtype=byte, device={device})")
                     lines.append("p_room = room.data_ptr()")
                 where = f"p_room + {places[name]}"
-            elif made is None or made.root is None or name in tensors:
-                where = f"{name}.data_ptr()"
             else:
-                where = f"{pointer(made.root)} + {made.offset}"
+                start, root = 0, name
+                while root not in tensors and root in self.made and (base := self.made[root].root) is not None:
+                    start, root = start + self.made[root].offset, base
+                where = f"{name}.data_ptr()" if root == name else f"{pointer(root)} + {start}"
             lines.append(f"p_{name} = {where}")
             return f"p_{name}"
 
@@ -243,10 +257,13 @@ class Recording:
                 continue
             for m, source, get, encoded in step.maps:
                 p, whole = pointer(source), source
-                if source in places:
-                    x = self.made[source].tensor
-                    size = x.untyped_storage().nbytes()
-                    whole = f"part(room, {places[source]}, {size}, {self.constant(x.dtype)})"
+                if source not in tensors and (place := self._place(source)) is not None:
+                    root, start = place
+                    if root in places:
+                        root, start = "room", start + places[root]
+                    x = self.tensors[source]
+                    if root != source:
+                        whole = f"part({root}, {start}, {x.numel() * x.itemsize}, {self.constant(x.dtype)})"
                 lines.append(f"{m} = {get}({p}) or {encoded}({whole})")
             for source in step.pointers:
                 pointer(source)
@@ -259,7 +276,7 @@ def _storage(x: Tensor) -> int:
 
 
 def _part(room: Tensor, start: int, size: int, dtype: torch.dtype) -> Tensor:
-    return room[start : start + size].view(dtype)
+    return room.view(-1).view(torch.uint8)[start : start + size].view(dtype)
 
 
 class _Watch(TorchDispatchMode):

@@ -59,21 +59,21 @@ def _forward(
     states, news = work.state_buffers() if call.keep else (None, None)
     entries = work.scan(h0, o=o, ht=ht, states=states, save=2 if call.keep else 0, news=news)
     rows, offsets = work.table.rows, work.table.offsets
-    return o, ht, work.tiles, work.mats, work.decay, work.norms, entries, states, news, rows, offsets
+    return o, ht, work.room, entries, states, news, rows, offsets
 
 
 def _backward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, a_log: Tensor | None, dt_bias: Tensor | None,
-    h0: Tensor | None, cu: Tensor | None, o: Tensor, tiles: Tensor, mats: Tensor, decay: Tensor, norms: Tensor,
-    entries: Tensor | None, states: Tensor | None, news: Tensor | None, rows: Tensor | None, offsets: Tensor | None,
-    do: Tensor, dht: Tensor | None, call: VectorCall, into_state: bool,
+    h0: Tensor | None, cu: Tensor | None, o: Tensor, room: Tensor, entries: Tensor | None, states: Tensor | None,
+    news: Tensor | None, rows: Tensor | None, offsets: Tensor | None, do: Tensor, dht: Tensor | None, call: VectorCall,
+    into_state: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     dh0 = torch.empty_like(h0) if into_state and h0 is not None else None
     table = None
     if cu is not None and rows is not None and offsets is not None:
         table = known_table(q.shape[1], 64, cu, rows, offsets)
     work = Work(call, q, k, v, g, beta, a_log, dt_bias, None, table)
-    work.tiles, work.mats, work.decay, work.norms, work.nm = tiles, mats, decay, norms, 3
+    work.carve(room, train=True)
     if states is None or news is None:
         states, news = work.states(h0, entries)
     dv, ys, exits = work.scan_bwd(do, dht, dh0)

@@ -16,6 +16,7 @@ from fla.ops._common.device_index import ChunkTable, chunk_table
 from fla.ops._common.launch import Fixed, Launcher
 from fla.ops._common.parts import sum_parts
 from fla.ops._common.policy import Chip, Launch, chip_of, has_descriptors
+from fla.ops._common.room import Parts, carve, room_for
 from fla.ops._delta.vector_launch import (
     ONES_TYPES,
     TL_TYPES,
@@ -184,14 +185,26 @@ class Work:
     def mat(self, x: Tensor, block: int, width: int) -> Any:
         return matrix_of(x, (block, width), self.plan.tma)
 
+    def prepared(self, train: bool) -> Parts:
+        """Shapes and types of what `prep` makes: tiles, score matrices, decays, norms."""
+        p, n = self.plan, self.tiles_n
+        parts: Parts = (
+            ((n * 192, p.kp), self.q.dtype),
+            ((n * 64 * (3 if train else 2), 32), self.q.dtype),
+            ((n * 2, p.kp), torch.float32),
+        )
+        return (*parts, ((n, 2, 64), torch.float32)) if train and self.call.norm else parts
+
+    def carve(self, room: Tensor, train: bool) -> None:
+        """Take `room`, which `prep` fills or has filled."""
+        self.room, self.nm = room, 3 if train else 2
+        self.tiles, self.mats, self.decay, *norms = carve(room, self.prepared(train))
+        self.norms = norms[0] if norms else self.decay
+
     def prep(self, train: bool) -> None:
         """Tiles, score matrices and decays of all chunks."""
-        p, n = self.plan, self.tiles_n
-        self.nm = 3 if train else 2
-        self.tiles = self.new(n * 192, p.kp)
-        self.mats = self.new(n * 64 * self.nm, 32)
-        self.decay = self.new(n * 2, p.kp, dtype=torch.float32)
-        self.norms = self.new(n, 2, 64, dtype=torch.float32) if train and self.call.norm else self.decay
+        p = self.plan
+        self.carve(room_for(self.prepared(train), self.q), train)
         if self.table.chunks == 0:
             return
         gprec = "raw" if self.raw else p.gprec
@@ -420,7 +433,7 @@ class Work:
         dbias = self.new(chunks, H, K, dtype=torch.float32) if self.setup.gates["BIAS"] else None
         tma = p.grad_tma
         same = dg.dtype == dq.dtype
-        otma = p.tma and not self.ragged and group == 1 and p.kp == K
+        otma = p.out_tma and not self.ragged and group == 1 and p.kp == K
         if chunks > 0:
             scores = self.new(self.tiles_n * 128, 32, dtype=TORCH_TYPES[p.gscore])
             vecs = self.new(self.tiles_n * 2, 5, 32, dtype=torch.float32)

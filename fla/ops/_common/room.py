@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: MIT
+"""Several buffers in one allocation: what a forward pass keeps for its backward pass."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+Parts = tuple[tuple[tuple[int, ...], torch.dtype], ...]
+
+# Parts begin where the caching allocator would begin a block.
+_ALIGN = 512
+
+
+def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, int]:
+    """Of a part: what it holds, and up to where the next one begins."""
+    size = math.prod(shape) * dtype.itemsize
+    return size, -(-size // _ALIGN) * _ALIGN
+
+
+def room_for(parts: Parts, like: Tensor) -> Tensor:
+    """Uninitialised memory for buffers of these shapes and types, on the device of ``like`` and in its type."""
+    return like.new_empty(sum(_bytes(*part)[1] for part in parts) // like.dtype.itemsize)
+
+
+def carve(room: Tensor, parts: Parts) -> list[Tensor]:
+    """The buffers in ``room``."""
+    found, start, item = [], 0, room.dtype.itemsize
+    for shape, dtype in parts:
+        size, step = _bytes(shape, dtype)
+        found.append(room[start // item : (start + size) // item].view(dtype).view(shape))
+        start += step
+    return found
