@@ -75,6 +75,11 @@ def scan(K, V, BV, C, stages, dtype, vector, varlen, initial, final, tail):
         sequences: T.int32,
     ):
         with T.Kernel(V // BV, HV, sequences, threads=2 * BV) as (bv, h, n):
+            if vector and BV == 64:
+                # Two programs a multiprocessor: 128 threads with 24 registers and 128 with 232 are half of what it has.
+                T.annotate_min_blocks_per_sm(2)
+                T.annotate_producer_reg_dealloc(24)
+                T.annotate_consumer_reg_alloc(232)
             k_s = T.alloc_shared((C, K), dtype)
             q_s = T.alloc_shared((C, K), dtype)
             v_s = T.alloc_shared((C, BV), dtype)
@@ -122,9 +127,13 @@ def scan(K, V, BV, C, stages, dtype, vector, varlen, initial, final, tail):
                     else:
                         T.copy(SC[first + t, h, :, :], sc_s)
                     step(S, Sb, ks, ksb, u, ub, oo, k_s, kk_s, q_s, v_s, t_s, a_s, sc_s)
+                    # The store of the last chunk has read the tile by now, long ago.
+                    T.tma_store_wait(0)
+                    T.sync_threads()
                     for i, j in T.Parallel(BV, C):
                         o_s[j, i] = oo[i, j]
-                    T.copy(o_s, o[bos + t * C : bos + t * C + C, h, bv * BV : bv * BV + BV])
+                    T.tma_copy(o_s, o[bos + t * C : bos + t * C + C, h, bv * BV : bv * BV + BV])
+                T.tma_store_wait(0)
             else:
                 rest = size % C
                 if rest > 0:
