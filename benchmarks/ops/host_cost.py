@@ -120,11 +120,11 @@ def without_gpu(profile: str | None, only: list[str] | None) -> None:
 def on_gpu(B: int, T: int, H: int, only: list[str] | None) -> None:
     from check_delta import median_ms
 
-    def caller(fn: Call) -> float:
-        """Events around a call with an idle queue, and a flushed L2."""
+    def caller(fn: Call) -> str:
+        """Events around a call with an idle queue and a flushed L2: median (lowest tenth: processors vary in speed)."""
         flush = torch.empty(128 << 20, dtype=torch.int8, device="cuda")
         times = []
-        for _ in range(25):
+        for _ in range(60):
             flush.zero_()
             torch.cuda.synchronize()
             a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -133,7 +133,8 @@ def on_gpu(B: int, T: int, H: int, only: list[str] | None) -> None:
             b.record()
             torch.cuda.synchronize()
             times.append(a.elapsed_time(b))
-        return sorted(times)[12]
+        times.sort()
+        return f"{times[30]:.3f} ({times[6]:.3f})"
 
     def host(fn: Call) -> float:
         times = []
@@ -148,7 +149,7 @@ def on_gpu(B: int, T: int, H: int, only: list[str] | None) -> None:
     for name, fns in calls("cuda", B, T, H, only=only).items():
         for fn, label in zip(fns[:3], ("inference", "training forward", "forward + backward"), strict=True):
             print(
-                f"{name:18s} {label:18s} kernels {median_ms(fn, 15, 1_500_000):.3f} ms  caller {caller(fn):.3f}"
+                f"{name:18s} {label:18s} kernels {median_ms(fn, 15, 1_500_000):.3f} ms  caller {caller(fn)}"
                 f"  idle host {host(fn):.3f}",
                 flush=True,
             )

@@ -134,17 +134,20 @@ def descriptor(x: Tensor, rows: int, cols: int, block_rows: int, block_cols: int
     return Matrix((x, rows, cols, block_rows, block_cols))
 
 
+_HERE = contextlib.nullcontext()
+
+
 def on_device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Triton launches on the current device.
 
     It also needs the device's context bound to this thread before it can make a descriptor, which autograd's threads
     lack until the first CUDA call; asking for the capture state is one, and allowed under capture.
     """
-    if x.device.type == "cuda":
+    if x.is_cuda:
         torch.cuda.is_current_stream_capturing()
-        if x.device.index != torch.cuda.current_device():
+        if x.get_device() != torch.cuda.current_device():
             return torch.cuda.device(x.device)
-    return contextlib.nullcontext()
+    return _HERE
 
 
 def aligned(x: Tensor) -> Tensor:

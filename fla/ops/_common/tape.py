@@ -33,6 +33,8 @@ _ROOM = 512 << 20
 _TOKEN = re.compile(r"\bx(\d+)\.data_ptr\(\)|\bx(\d+)\b|\*m(\d+)|\bc(\d+)\b|\bg\b|\bs\b")
 _ALLOCATE = ("aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided", "aten::new_empty_strided")
 
+_PLAIN = frozenset((Tensor, torch.nn.Parameter))
+
 recording: Recording | None = None
 _lock = threading.Lock()
 
@@ -350,14 +352,16 @@ def look(inputs: tuple[Tensor | None, ...]) -> tuple[Any, ...] | None:
     grad = False
     bits = 0
     kinds: list[Any] = []
+    add = kinds.append
     for x in inputs:
         if x is None:
-            kinds.append(None)
-        elif (type(x) is Tensor or type(x) is torch.nn.Parameter) and x.is_contiguous():
-            grad = grad or x.requires_grad
+            add(None)
+        elif type(x) in _PLAIN and x.is_contiguous():
+            if x.requires_grad:
+                grad = True
             bits |= x.data_ptr()
-            kinds.append(x.shape)
-            kinds.append(x.dtype)
+            add(x.shape)
+            add(x.dtype)
         else:
             return None
     if bits & 15:
@@ -404,7 +408,7 @@ def _watched(
     tapes[signature] = tries + 1
     if (
         not tries
-        or any(type(x) is not Tensor and type(x) is not torch.nn.Parameter for x in given)
+        or any(type(x) not in _PLAIN for x in given)
         or given[0].is_meta
         or (given[0].is_cuda and torch.cuda.is_current_stream_capturing())
         or not _lock.acquire(blocking=False)
