@@ -31,7 +31,7 @@ from fla.ops._delta.policy import scalar_plan
 from fla.ops._delta.scalar import ScalarCall
 
 BF, HF, F32 = torch.bfloat16, torch.float16, torch.float32
-B128, B64 = {"block_v": 128}, {"block_v": 64}
+B128, B64 = {"block_v": 128, "again_v": 128}, {"block_v": 64, "again_v": 64}
 L = Launch
 
 
@@ -79,6 +79,20 @@ CASES: dict[str, tuple[dict, dict]] = {
     "split": ({"T": 1000, "H": 2, "initial": True}, {"segments": 4}),
     "split varlen": ({"T": 700, "H": 2, "initial": True, "cu": [0, 3, 500, 700]}, {"segments": 4}),
     "unnormed fp16": ({"T": 200, "H": 2, "norm": False, "dtype": HF}, {}),
+    "unnormed fp16 bv128": ({"T": 256, "H": 70, "norm": False, "dtype": HF}, {}),
+    "unnormed fp16 K256": ({"T": 200, "H": 2, "K": 256, "norm": False, "dtype": HF}, {}),
+    "unnormed fp16 split": ({"T": 1000, "H": 2, "norm": False, "dtype": HF, "initial": True}, {"segments": 4}),
+    "long keys fp16": ({"T": 200, "H": 2, "HV": 4, "norm": False, "dtype": HF, "long": 1.6, "initial": True}, {}),
+    "long keys fp16 gate": (
+        {"T": 130, "H": 2, "norm": False, "dtype": HF, "long": 1.6, "gate": "kernel", "sigmoid": 1.0},
+        {},
+    ),
+    "long keys fp16 varlen": (
+        {"T": 300, "H": 2, "norm": False, "dtype": HF, "long": 1.6, "initial": True, "cu": [0, 5, 5, 69, 200, 300]},
+        {},
+    ),
+    "long keys fp16 K256": ({"T": 130, "H": 2, "K": 256, "norm": False, "dtype": HF, "long": 1.6}, {}),
+    "long keys fp16 K60 V100": ({"T": 130, "H": 2, "K": 60, "V": 100, "norm": False, "dtype": HF, "long": 1.6}, {}),
     "comba": ({"T": 300, "H": 4, "read": True}, {}),
     "comba bv128": ({"T": 256, "H": 4, "read": True}, B128),
     "comba fp16": ({"T": 256, "H": 70, "read": True, "dtype": HF}, {}),
@@ -87,6 +101,8 @@ CASES: dict[str, tuple[dict, dict]] = {
     "comba own key": ({"T": 200, "H": 2, "before": True}, {}),
     "comba unnormed": ({"T": 200, "H": 2, "read": True, "norm": False}, {}),
     "comba -1000": ({"T": 256, "H": 2, "read": True, "cut": True}, {}),
+    "comba unnormed fp16": ({"T": 256, "H": 2, "read": True, "norm": False, "dtype": HF}, {}),
+    "comba long keys fp16": ({"T": 200, "H": 2, "read": True, "norm": False, "dtype": HF, "long": 1.3}, {}),
     "comba K64": ({"T": 300, "H": 2, "K": 64, "read": True}, {}),
     "comba K100 V60": ({"T": 200, "H": 2, "K": 100, "V": 60, "read": True}, {}),
     "comba K256 many": ({"T": 256, "H": 34, "K": 256, "read": True}, {}),
@@ -130,7 +146,7 @@ def check(name: str, dev: str = "cuda") -> dict:
     s = {"K": 128, "dtype": BF, **settings}
     zero, same, cut = (s.pop(n, False) for n in ("zero", "same", "cut"))
     sigmoid, cu = s.pop("sigmoid", 0.0), s.pop("cu", None)
-    before = s.pop("before", s.get("read", False))
+    before, long = s.pop("before", s.get("read", False)), s.pop("long", 1.0)
     x = make_inputs(**s, device=dev, raw_beta=bool(sigmoid), sequences=len(cu) - 1 if cu else None)
     if zero:
         x["beta"][:, ::8] = 0
@@ -145,6 +161,7 @@ def check(name: str, dev: str = "cuda") -> dict:
     plan = dataclasses.replace(
         scalar_plan(chip_of(x["q"].device), dtype, x["q"].shape[-1], x["v"].shape[-1], heads, norm, "p" in x), **change
     )
+    x["k"] = (x["k"] * long).to(dtype)
     do = torch.randn_like(x["v"].float()).to(dtype)
     dht = None
     out: dict = {}
@@ -263,15 +280,18 @@ def kernels(shape: str, dtype=BF, variants: bool = True, kinds: str = "AFRDP", r
     do = torch.randn_like(v)
     base = scalar_plan(chip_of(q.device), dtype, D, D, B * H, True, read)
     call = ScalarCall.make(k, v, D**-0.5, True, 0.0, False, None, plan=base, segments=1, read=read, before=read)
-    Tm, A, sc = scalar.prepare(call, q, k, v, g, b, None, None, True, p)
+    Tm, A, sc, _ = scalar.prepare(call, q, k, v, g, b, None, None, True, p)
     _, _, S, U = scalar.scan(call, q, k, v, Tm, A, sc, None, None, False, False, True, p)
     dv, X = scalar.reverse(call, q, k, do, Tm, A, sc, None, None, p)
+    assert S is not None
+    assert U is not None
+    passed = scalar.Passed(dv, S, U, X, sc)
     run = {
         "A": lambda c: scalar.prepare(c, q, k, v, g, b, None, None, True, p),
         "F": lambda c: scalar.scan(c, q, k, v, Tm, A, sc, None, None, True, False, False, p),
         "R": lambda c: scalar.scan(c, q, k, v, Tm, A, sc, None, None, False, False, True, p),
         "D": lambda c: scalar.reverse(c, q, k, do, Tm, A, sc, None, None, p),
-        "P": lambda c: scalar.gradients(c, q, k, v, g, b, None, None, do, dv, S, U, X, sc, p),
+        "P": lambda c: scalar.gradients(c, q, k, v, g, b, None, None, do, passed, p, do),
     }
     for kind, fn in run.items():
         if kind not in kinds:
@@ -298,10 +318,12 @@ def gate(found: list[float], must: tuple[float | None, ...]) -> tuple[str, bool]
     return f"must {text}: {'ok' if good else 'OVER'}", good
 
 
-def whole(shape: str, dtype=BF, cu=None, decay: str | None = "given", read: bool = False) -> list[float]:
+def whole(
+    shape: str, dtype=BF, cu=None, decay: str | None = "given", read: bool = False, norm: bool = True
+) -> list[float]:
     """Print the times of a call; returns kernel times of forward and of forward + backward."""
     B, T, H, D = SHAPES[shape]
-    x = make_inputs(B, T, H, None, D, dtype=dtype, device="cuda", gate=decay, read=read)
+    x = make_inputs(B, T, H, None, D, dtype=dtype, device="cuda", gate=decay, read=read, norm=norm)
     y = {n: t.requires_grad_() for n, t in x.items()}
     do = torch.randn_like(x["v"])
     cut = None if cu is None else torch.tensor(cu, device="cuda")
@@ -316,7 +338,7 @@ def whole(shape: str, dtype=BF, cu=None, decay: str | None = "given", read: bool
             scale=None,
             initial_state=None,
             output_final_state=False,
-            norm=True,
+            norm=norm,
             cu_seqlens=cut,
             read=y.get("p"),
             before=read,
@@ -351,8 +373,8 @@ def whole(shape: str, dtype=BF, cu=None, decay: str | None = "given", read: bool
             torch.cuda.synchronize()
             row.append(f"loop {(time.time() - t) / 30 * 1e3:.3f} host {h / 30 * 1e3:.3f}")
     print(
-        f"{shape} {str(dtype)[6:]} {'varlen' if cu else ''}{'' if decay else ' no decay'}{' comba' if read else ''}: "
-        + "  ".join(row),
+        f"{shape} {str(dtype)[6:]} {'varlen' if cu else ''}{'' if decay else ' no decay'}{' comba' if read else ''}"
+        f"{'' if norm else ' unit keys'}: " + "  ".join(row),
         flush=True,
     )
     return found
@@ -364,6 +386,7 @@ TIMES: dict[str, Callable[[], list[float]]] = {
     "X": lambda: whole("X"),
     "varlen": lambda: whole("L", cu=[0, 1000, 1100, 3000, 5500, 7000, 8192]),
     "fp16": lambda: whole("L", HF),
+    "unit keys, fp16": lambda: whole("L", HF, norm=False),
     "D64": lambda: whole("D64"),
     "D256": lambda: whole("D256"),
     "no decay": lambda: whole("L", decay=None),

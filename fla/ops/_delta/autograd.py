@@ -11,12 +11,11 @@ from torch import Tensor
 from fla.backends import needs_backward
 from fla.ops._common.device_index import chunk_table, known_table
 from fla.ops._common.first_call import first_call
-from fla.ops._common.gates import needs_range, to_output
 from fla.ops._common.launch import aligned, on_device
 from fla.ops._common.single import once
 from fla.ops._common.tape import Known, KnownCalls, look
 from fla.ops._delta import scalar
-from fla.ops._delta.scalar import ScalarCall
+from fla.ops._delta.scalar import Passed, ScalarCall
 
 
 def _empty_result(call: ScalarCall, v: Tensor, h0: Tensor | None, final: bool) -> tuple[Tensor, Any]:
@@ -33,27 +32,44 @@ def _forward(
     """(o, final state) and, with ``save``, what the backward needs of its own."""
     if cu is not None:
         call = call.packed(chunk_table(k.shape[0], k.shape[1], call.plan.chunk, cu))
-    T, A, sc = scalar.prepare(call, q, k, v, g, beta, A_log, dt_bias, save, read)
-    entry = scalar.entries(call, q, k, v, T, A, sc, h0, read)
-    o, ht, _, _ = scalar.scan(call, q, k, v, T, A, sc, h0, entry, True, final, False, read)
-    return (o, ht, T, A, sc, entry, call.table.rows, call.table.offsets) if save else (o, ht)
+    T, A, sc, long = scalar.prepare(call, q, k, v, g, beta, A_log, dt_bias, save, read)
+    entry = scalar.entries(call, q, k, v, T, A, sc, h0, read, long)
+    o, ht, _, _ = scalar.scan(call, q, k, v, T, A, sc, h0, entry, True, final, False, read, long)
+    if call.other is not None:
+        wide = scalar.prepare(call.other, q, k, v, g, beta, A_log, dt_bias, False, read, long)[:3]
+        scalar.scan(call.other, q, k, v, *wide, h0, None, True, final, False, read, long, (o, ht))
+    return (o, ht, T, A, sc, entry, long, call.table.rows, call.table.offsets) if save else (o, ht)
+
+
+def _passes(
+    call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, T: Tensor, A: Tensor, sc: Tensor, h0: Tensor | None,
+    entry: Tensor | None, read: Tensor | None, do: Tensor, dht: Tensor | None, dh0: Tensor | None, long: Tensor | None,
+    into: Tensor | None,
+) -> Passed:  # fmt: skip
+    _, _, S, U = scalar.scan(call, q, k, v, T, A, sc, h0, entry, False, False, True, read, long)
+    assert S is not None
+    assert U is not None
+    dv, X = scalar.reverse(call, q, k, do, T, A, sc, dht, dh0, read, long, into)
+    return Passed(dv, S, U, X, sc)
 
 
 def _backward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, A_log: Tensor | None, dt_bias: Tensor | None,
     h0: Tensor | None, read: Tensor | None, cu: Tensor | None, T: Tensor, A: Tensor, sc: Tensor, entry: Tensor | None,
-    rows: Tensor | None, offsets: Tensor | None, o: Tensor | None, do: Tensor, dht: Tensor | None, call: ScalarCall,
-    into_state: bool,
+    long: Tensor | None, rows: Tensor | None, offsets: Tensor | None, o: Tensor | None, do: Tensor, dht: Tensor | None,
+    call: ScalarCall, into_state: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     if cu is not None and rows is not None and offsets is not None:
         call = call.packed(known_table(k.shape[1], call.plan.chunk, cu, rows, offsets))
     dh0 = torch.empty_like(h0) if into_state and h0 is not None else None
     # The states are computed again: keeping them costs as much memory traffic as the pass itself.
-    _, _, S, U = scalar.scan(call, q, k, v, T, A, sc, h0, entry, False, False, True, read)
-    assert S is not None
-    assert U is not None
-    dv, X = scalar.reverse(call, q, k, do, T, A, sc, dht, dh0, read)
-    r = scalar.gradients(call, q, k, v, g, beta, A_log, dt_bias, do, dv, S, U, X, sc, read, o)
+    passed = _passes(call, q, k, v, T, A, sc, h0, entry, read, do, dht, dh0, long, None)
+    longer = None
+    if call.other is not None:
+        wide = scalar.prepare(call.other, q, k, v, g, beta, A_log, dt_bias, True, read, long)[:3]
+        longer = _passes(call.other, q, k, v, *wide, h0, None, read, do, dht, dh0, long, passed.dv)
+    dv = passed.dv
+    r = scalar.gradients(call, q, k, v, g, beta, A_log, dt_bias, do, passed, read, o, long, longer)
     dg = None if r.dg is None or g is None else r.dg.to(g.dtype)
     dA = dbias = None
     if r.dy is not None and A_log is not None:
@@ -143,13 +159,6 @@ def delta_rule(
     known = None if make else _calls.get((look(inputs), flags))
     if known is not None:
         return _run(inputs, known, output_final_state)
-    if needs_range(k.dtype, norm) and not make:
-        o, ht = delta_rule(
-            q.float(), k.float(), v.float(), g, beta, scale=scale, initial_state=initial_state,
-            output_final_state=output_final_state, norm=norm, beta_scale=beta_scale, A_log=A_log, dt_bias=dt_bias,
-            v_first=v_first, cu_seqlens=cu_seqlens, read=None if read is None else read.float(), before=before,
-        )  # fmt: skip
-        return to_output(o, v.dtype), ht
     q, k, v, beta = aligned(q), aligned(k), aligned(v), beta.contiguous()
     read = None if read is None else aligned(read)
     inputs = (q, k, v, g, beta, A_log, dt_bias, initial_state, read, cu_seqlens)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,8 @@ class ScalarPlan:
         inverse: precision of the products in the triangular inverse, see `mdot`.
         step: tokens a step of the scans; a part of a chunk where its tiles are too wide for three at once.
         block_k: K padded to a power of two.
-        block_v: V columns of a program of the forward scan, of the recomputing scan and of the reverse scan.
+        block_v: V columns of a program of the forward scan, of the summaries and of the reverse scan.
+        again_v: the same of the scan that computes states again.
         prep_k, grad_k, grad_v: blocks of the first stage and of the chunk gradient; scores_v: V block of the score
             gradients, a stage of their own where ``grad_k`` is not all of K.
     """
@@ -35,6 +36,7 @@ class ScalarPlan:
     inverse: str
     block_k: int
     block_v: int
+    again_v: int
     prep_k: int
     grad_k: int
     grad_v: int
@@ -76,8 +78,8 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool, norm
         scan = Launch(8 if bk > 128 else 4)
         return ScalarPlan(
             chunk=32, step=32, descriptors=False, dot=chip.exact, inverse=inverse, block_k=bk, block_v=min(bv, 32),
-            prep_k=min(bk, 32), grad_k=min(bk, 32), grad_v=min(bv, 32), scores_v=min(bv, 32), prep=Launch(4),
-            forward=scan, recompute=scan, reverse=scan, grad=Launch(4), scores=Launch(4), chip=chip,
+            again_v=min(bv, 32), prep_k=min(bk, 32), grad_k=min(bk, 32), grad_v=min(bv, 32), scores_v=min(bv, 32),
+            prep=Launch(4), forward=scan, recompute=scan, reverse=scan, grad=Launch(4), scores=Launch(4), chip=chip,
         )  # fmt: skip
     if chip.vendor != "interpreter" and chip.arch // 10 not in (9, 10):
         # Without warp-group products all operands pass through registers: half the tile.
@@ -85,8 +87,8 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool, norm
         scan = Launch(8 if bk > 64 else 4, _stages(chip, 32, bk, block_v, 2, read))
         return ScalarPlan(
             chunk=32, step=32, descriptors=False, dot=chip.wide, inverse=inverse, block_k=bk, block_v=block_v,
-            prep_k=min(bk, 128), grad_k=min(bk, 64), grad_v=min(bv, 64), scores_v=min(bv, 64), prep=Launch(4),
-            forward=scan, recompute=scan, reverse=scan, grad=Launch(4), scores=Launch(4), chip=chip,
+            again_v=block_v, prep_k=min(bk, 128), grad_k=min(bk, 64), grad_v=min(bv, 64), scores_v=min(bv, 64),
+            prep=Launch(4), forward=scan, recompute=scan, reverse=scan, grad=Launch(4), scores=Launch(4), chip=chip,
         )  # fmt: skip
     # Narrow V blocks only where all programs still run at once: one program fills a multiprocessor. K above 128 leaves
     # room for the tiles of half a chunk only.
@@ -98,16 +100,29 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool, norm
         # Descriptor loads that nothing pipelines have gone wrong before (findings/gdn-forward, lesson 8).
         descriptors = False
     scan = Launch(8 if block_v > 64 else 4, stages)
+    if bk > 128:
+        return ScalarPlan(
+            chunk=64, step=step, descriptors=descriptors, dot=chip.wide, inverse=inverse, block_k=bk, block_v=block_v,
+            # Without q and A two narrow blocks share a multiprocessor.
+            again_v=min(bv, 64), prep_k=bk, grad_k=64, grad_v=min(bv, 64), scores_v=min(bv, 64),
+            prep=Launch(4, 1, 168), forward=scan, recompute=Launch(4, stages), reverse=scan, grad=Launch(4, 2, 168),
+            scores=Launch(4), chip=chip,
+        )  # fmt: skip
     # The recomputing scan has no q and no A, so with a read key it may run one step further ahead.
     again = scan
-    if read and stages == 2 and 3 * 2 * step * (2 * bk + block_v + step) + 2 * block_v * (bk + step) <= chip.smem:
+    if read and stages == 2 and 3 * 2 * 64 * (2 * bk + block_v + 64) + 2 * block_v * (bk + 64) <= chip.smem:
         again = Launch(scan.warps, 3)
     return ScalarPlan(
         chunk=64, step=step, descriptors=descriptors, dot=chip.wide, inverse=inverse, block_k=bk, block_v=block_v,
-        prep_k=bk, grad_k=64 if bk > 128 else bk, grad_v=min(bv, 64 if bk > 128 else 128), scores_v=min(bv, 64),
-        prep=Launch(4, 1, 128), forward=scan, recompute=again, reverse=scan, grad=Launch(4, 2 if bk > 128 else 1),
-        scores=Launch(4), chip=chip,
+        again_v=block_v, prep_k=bk, grad_k=bk, grad_v=min(bv, 128), scores_v=min(bv, 64), prep=Launch(4, 1, 128),
+        forward=scan, recompute=again, reverse=scan, grad=Launch(4), scores=Launch(4), chip=chip,
     )  # fmt: skip
+
+
+def long_plan(plan: ScalarPlan, K: int, V: int) -> ScalarPlan:
+    """The plan of the form of a call for keys that float16 has no room for: in float32, over the same chunks."""
+    fp32 = scalar_plan(plan.chip, torch.float32, K, V, plan.chip.sms, False)
+    return replace(fp32, chunk=plan.chunk, grad_k=plan.grad_k)
 
 
 def _stages(chip: Chip, chunk: int, block_k: int, block_v: int, most: int, read: bool) -> int:

@@ -11,18 +11,21 @@ import torch
 from torch import Tensor
 
 from fla.ops._common.device_index import ChunkTable, chunk_table, table_size
+from fla.ops._common.gates import needs_range
 from fla.ops._common.launch import Fixed, Launcher, descriptor
 from fla.ops._common.policy import Chip, chip_of
+from fla.ops._delta.kernels.common import any_long
 from fla.ops._delta.kernels.scalar_grad import scalar_fold, scalar_grad
 from fla.ops._delta.kernels.scalar_prep import SC, scalar_prep
 from fla.ops._delta.kernels.scalar_scan import scalar_merge, scalar_reverse, scalar_scan
 from fla.ops._delta.kernels.scalar_wide import scalar_scores, scalar_wide_grad
-from fla.ops._delta.policy import ScalarPlan, scalar_plan, time_segments
+from fla.ops._delta.policy import ScalarPlan, long_plan, scalar_plan, time_segments
 
 _SC = SC.value
 _prep, _scan, _reverse = Launcher(scalar_prep), Launcher(scalar_scan), Launcher(scalar_reverse)
 _PLAIN = {"num_warps": 4, "num_stages": 1}
 _grad, _fold, _merge = Launcher(scalar_grad), Launcher(scalar_fold), Launcher(scalar_merge)
+_any_long = Launcher(any_long)
 _scores, _wide_grad = Launcher(scalar_scores), Launcher(scalar_wide_grad)
 
 
@@ -55,6 +58,8 @@ class ScalarCall:
     v_first: bool
     segments: int = 1  # stretches that each sequence is cut into
     before: bool = False  # the state is read before its decay
+    part: int = 0  # of two forms of the call, which: 1 that for unit keys, 2 that for longer ones; 0 there is one form
+    other: ScalarCall | None = None  # the form for longer keys
     launches: dict[Any, Fixed] = field(default_factory=dict, compare=False, repr=False)
     tapes: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -81,16 +86,26 @@ class ScalarCall:
         table = chunk_table(k.shape[0], k.shape[1], plan.chunk, cu_seqlens)
         if segments is None:
             segments = time_segments(plan, chip, sequences * v.shape[2], v.shape[-1], table.chunks // max(sequences, 1))
-        return cls(Shape.of(k, v), plan, chip, table, scale, beta_scale, norm, v_first, segments, before)
+        call = cls(Shape.of(k, v), plan, chip, table, scale, beta_scale, norm, v_first, segments, before)
+        return call.ranged() if needs_range(k.dtype, norm) else call
+
+    def ranged(self) -> ScalarCall:
+        """This call with another form for keys that are longer than float16 has room for."""
+        other = replace(self, plan=long_plan(self.plan, self.shape.K, self.shape.V), segments=1, part=2, launches={})
+        return replace(self, part=1, other=other)
 
     @property
     def keeps_output(self) -> bool:
         """Whether the backward reads the output: what the norms take away needs all of K, or that."""
         return self.norm and self.plan.grad_k < self.shape.K
 
+    def work(self, x: Tensor) -> torch.dtype:
+        """Dtype of everything between the inputs ``x`` and the outputs."""
+        return torch.float32 if self.part == 2 else x.dtype
+
     def packed(self, table: ChunkTable) -> ScalarCall:
         """This call with the table of its sequences; what launches have in common stays in one place."""
-        return replace(self, table=table)
+        return replace(self, table=table, other=None if self.other is None else replace(self.other, table=table))
 
 
 @functools.lru_cache(maxsize=256)
@@ -106,7 +121,8 @@ def _call_of(
     table = chunk_table(B, T, plan.chunk) if packed is None else table_size(T, plan.chunk, packed)
     segments = time_segments(plan, chip, sequences * v[2], v[3], table.chunks // max(sequences, 1))
     shape = Shape(B, T, H, v[2], K, v[3])
-    return ScalarCall(shape, plan, chip, table, scale, beta_scale, norm, v_first, segments, before)
+    call = ScalarCall(shape, plan, chip, table, scale, beta_scale, norm, v_first, segments, before)
+    return call.ranged() if needs_range(dtype, norm) else call
 
 
 def _descriptor(x: Tensor, rows: int, cols: int, block_rows: int, block_cols: int, use: bool) -> Any:
@@ -124,14 +140,16 @@ def state_shape(call: ScalarCall, s: Shape) -> tuple[int, ...]:
 
 def prepare(
     call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, A_log: Tensor | None,
-    dt_bias: Tensor | None, save: bool, read: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """T, A `[chunks * HV, C, C]` in k's dtype and the scalars `[chunks * HV, 8, C]` in fp32."""
+    dt_bias: Tensor | None, save: bool, read: Tensor | None = None, long: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """T, A `[chunks * HV, C, C]`, the scalars `[chunks * HV, 8, C]` in fp32 and, of a call with two forms, which of
+    them runs: 1 where keys are long. The form for such keys is given that as ``long``."""
     # Here and below ``read`` is the read key, where the op has one of its own.
     p, t, s = call.plan, call.table, call.shape
     C, tiles, rows = p.chunk, t.chunks * s.HV, s.B * s.T
-    T = k.new_empty(tiles, C, C)
-    A = k.new_empty(tiles, C, C)
+    T = torch.empty(tiles, C, C, dtype=call.work(k), device=k.device)
+    A = torch.empty_like(T)
+    marks = torch.empty(tiles, dtype=torch.int32, device=k.device) if call.part == 1 else long
     sc = torch.empty(tiles, _SC, C, dtype=torch.float32, device=k.device)
     d = p.descriptors
     args = (
@@ -140,8 +158,8 @@ def prepare(
         k if read is None else _descriptor(read, rows, s.H * s.K, C, p.prep_k, d),
         beta if g is None else g, beta, beta if A_log is None else A_log, beta if dt_bias is None else dt_bias, T,
         _descriptor(T, tiles * C, C, C, C, d), A, _descriptor(A, tiles * C, C, C, C, d), sc,
-        sc if t.rows is None else t.rows, s.T, t.per_sequence, s.H, s.HV, call.scale, call.beta_scale,
-        int(save or p.step < C),
+        sc if marks is None else marks, sc if t.rows is None else t.rows, s.T, t.per_sequence, s.H, s.HV, call.scale,
+        call.beta_scale, int(save or p.step < C),
     )  # fmt: skip
     key = ("prep", _gate_mode(g, A_log), dt_bias is not None, read is not None)
     run = call.launches.get(key)
@@ -149,17 +167,20 @@ def prepare(
         meta = {
             "K": s.K, "KB": p.prep_k, "C": C, "NORM": call.norm, "GATE": key[1], "BIAS": key[2],
             "SIGMOID": call.beta_scale > 0, "READ": key[3], "BEFORE": call.before, "VARLEN": t.varlen, "DESC": d,
-            "DOT": p.dot, "INV": p.inverse,
+            "DOT": p.dot, "INV": p.inverse, "PART": call.part,
         }  # fmt: skip
         run = call.launches[key] = _prep.fix(meta, p.options[0])
     run(tiles, args, (q, k, g, beta, A_log, dt_bias))
-    return T, A, sc
+    if call.part == 1 and marks is not None:
+        long = torch.empty(1, dtype=torch.int32, device=k.device)
+        _any_long(1, (marks, long, tiles), {"BLOCK": 1024}, _PLAIN, (marks,))
+    return T, A, sc, long
 
 
 def _scan_args(
     call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, T: Tensor, A: Tensor, sc: Tensor, h0: Tensor | None,
     entry: Tensor | None, o: Tensor | None, ht: Tensor | None, S: Tensor | None, U: Tensor | None, parts: int, bv: int,
-    read: Tensor | None,
+    read: Tensor | None, long: Tensor | None,
 ) -> tuple[Any, ...]:  # fmt: skip
     p, t, s = call.plan, call.table, call.shape
     C, tiles, rows, d, step = p.chunk, t.chunks * s.HV, s.B * s.T, p.descriptors, p.step
@@ -174,7 +195,8 @@ def _scan_args(
         k if S is None else S, k if S is None else _descriptor(S, tiles * s.V, s.K, bv, p.block_k, d),
         k if U is None else U, k if U is None else _descriptor(U, tiles * s.V, C, bv, step, d),
         sc if h0 is None else h0,
-        sc if ht is None else ht, sc if entry is None else entry, sc if t.cu is None else t.cu,
+        sc if ht is None else ht, sc if entry is None else entry, sc if long is None else long,
+        sc if t.cu is None else t.cu,
         sc if t.offsets is None else t.offsets, s.T, t.per_sequence, s.H, s.HV, int(h0 is not None),
         int(ht is not None), call.segments, parts,
     )  # fmt: skip
@@ -188,8 +210,8 @@ def _scan_run(call: ScalarCall, bv: int, out: bool, save: bool, split: int, read
         meta = {
             "K": s.K, "V": s.V, "BK": p.block_k, "BV": bv, "C": p.chunk, "CS": p.step, "OUT": out, "SAVE": save,
             "SPLIT": split, "READ": read, "BEFORE": call.before, "VFIRST": call.v_first, "VARLEN": call.table.varlen,
-            "TAIL": call.tail, "DESC": p.descriptors,
-            "DOT": p.dot, "STAGES": (p.forward if out else p.recompute).stages,
+            "TAIL": call.tail, "DESC": p.descriptors, "DOT": p.dot,
+            "STAGES": (p.forward if out else p.recompute).stages, "PART": call.part,
         }  # fmt: skip
         run = call.launches[key] = _scan.fix(meta, p.options[1 if out else 2])
     return run
@@ -197,14 +219,14 @@ def _scan_run(call: ScalarCall, bv: int, out: bool, save: bool, split: int, read
 
 def entries(
     call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, T: Tensor, A: Tensor, sc: Tensor, h0: Tensor | None,
-    read: Tensor | None = None,
+    read: Tensor | None = None, long: Tensor | None = None,
 ) -> Tensor | None:  # fmt: skip
     """States (transposed, padded, fp32) in which the stretches of each sequence begin; None where none is split."""
     if call.segments == 1:
         return None
     summary = _summaries(call, k)
     parts, bv = call.segments - 1, call.plan.block_v
-    args = _scan_args(call, q, k, v, T, A, sc, h0, summary, None, None, None, None, parts, bv, read)
+    args = _scan_args(call, q, k, v, T, A, sc, h0, summary, None, None, None, None, parts, bv, read, long)
     run = _scan_run(call, bv, False, False, 2, read is not None)
     run(summary.shape[1] // bv * call.shape.HV * parts * call.table.sequences, args, (q, k, v, h0, call.table.cu))
     return _merged(call, summary)
@@ -234,15 +256,20 @@ def _merged(call: ScalarCall, summary: Tensor) -> Tensor:
 def scan(
     call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, T: Tensor, A: Tensor, sc: Tensor, h0: Tensor | None,
     entry: Tensor | None, output: bool, final: bool, save: bool, read: Tensor | None = None,
+    long: Tensor | None = None, into: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """(o, final state, S^T `[chunks * HV, V, K]`, u^T `[chunks * HV, V, C]`), each None unless asked for."""
+    """(o, final state, S^T `[chunks * HV, V, K]`, u^T `[chunks * HV, V, C]`), each None unless asked for.
+    ``into``: o and the final state of the other form of the call."""
     p, t, s = call.plan, call.table, call.shape
-    tiles, bv = t.chunks * s.HV, p.block_v
-    o = torch.empty_like(v) if output else None
-    ht = torch.empty(state_shape(call, s), dtype=torch.float32, device=k.device) if final else None
-    S = k.new_empty(tiles, s.V, s.K) if save else None
-    U = k.new_empty(tiles, s.V, p.chunk) if save else None
-    args = _scan_args(call, q, k, v, T, A, sc, h0, entry, o, ht, S, U, call.segments, bv, read)
+    tiles, bv = t.chunks * s.HV, p.block_v if output else p.again_v
+    o, ht = into
+    if output and o is None:
+        o = torch.empty_like(v)
+    if final and ht is None:
+        ht = torch.empty(state_shape(call, s), dtype=torch.float32, device=k.device)
+    S = T.new_empty(tiles, s.V, s.K) if save else None
+    U = T.new_empty(tiles, s.V, p.chunk) if save else None
+    args = _scan_args(call, q, k, v, T, A, sc, h0, entry, o, ht, S, U, call.segments, bv, read, long)
     run = _scan_run(call, bv, output, save, int(entry is not None), read is not None)
     run(-(-s.V // bv) * s.HV * call.segments * t.sequences, args, (q, k, v, h0, t.cu))
     return o, ht, S, U
@@ -250,24 +277,26 @@ def scan(
 
 def reverse(
     call: ScalarCall, q: Tensor, k: Tensor, do: Tensor, T: Tensor, A: Tensor, sc: Tensor, dht: Tensor | None,
-    dh0: Tensor | None, read: Tensor | None = None,
+    dh0: Tensor | None, read: Tensor | None = None, long: Tensor | None = None, into: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(dv, X^T `[chunks * HV, V, K]`); fills ``dh0`` where given."""
+    """(dv, X^T `[chunks * HV, V, K]`); fills ``dh0`` where given. ``into``: dv of the other form of the call, which is
+    filled as well."""
     s = call.shape
-    dv = torch.empty_like(do)
-    X = k.new_empty(call.table.chunks * s.HV, s.V, s.K)
+    dv = torch.empty_like(do, dtype=T.dtype)
+    X = T.new_empty(call.table.chunks * s.HV, s.V, s.K)
     entry = None
     if call.segments > 1:
         summary = _summaries(call, k)
-        _reverse_run(call, q, k, do, T, A, sc, dht, None, read, dv, X, summary, 2)
+        _reverse_run(call, q, k, do, T, A, sc, dht, None, read, dv, X, summary, 2, long, into)
         entry = _merged(call, summary)
-    _reverse_run(call, q, k, do, T, A, sc, dht, dh0, read, dv, X, entry, int(entry is not None))
+    _reverse_run(call, q, k, do, T, A, sc, dht, dh0, read, dv, X, entry, int(entry is not None), long, into)
     return dv, X
 
 
 def _reverse_run(
     call: ScalarCall, q: Tensor, k: Tensor, do: Tensor, T: Tensor, A: Tensor, sc: Tensor, dht: Tensor | None,
     dh0: Tensor | None, read: Tensor | None, dv: Tensor, X: Tensor, entry: Tensor | None, split: int,
+    long: Tensor | None, into: Tensor | None,
 ) -> None:  # fmt: skip
     p, t, s = call.plan, call.table, call.shape
     C, tiles, rows, d, bv, step = p.chunk, t.chunks * s.HV, s.B * s.T, p.descriptors, p.block_v, p.step
@@ -277,10 +306,12 @@ def _reverse_run(
         _descriptor(k, rows, s.H * s.K, step, p.block_k, d),
         k if read is None else _descriptor(read, rows, s.H * s.K, step, p.block_k, d),
         _descriptor(do, rows, s.HV * s.V, step, bv, d), T, _descriptor(T, tiles * C, C, step, step, d), A,
-        _descriptor(A, tiles * C, C, step, step, d), sc, dv, _descriptor(dv, rows, s.HV * s.V, step, bv, d), X,
+        _descriptor(A, tiles * C, C, step, step, d), sc, dv,
+        _descriptor(dv, rows, s.HV * s.V, step, bv, d) if into is None else into, X,
         _descriptor(X, tiles * s.V, s.K, bv, p.block_k, d), sc if dht is None else dht, sc if dh0 is None else dh0,
-        sc if entry is None else entry, sc if t.cu is None else t.cu, sc if t.offsets is None else t.offsets, s.T,
-        t.per_sequence, s.H, s.HV, int(dht is not None), int(dh0 is not None), call.segments, parts,
+        sc if entry is None else entry, sc if long is None else long, sc if t.cu is None else t.cu,
+        sc if t.offsets is None else t.offsets, s.T, t.per_sequence, s.H, s.HV, int(dht is not None),
+        int(dh0 is not None), call.segments, parts,
     )  # fmt: skip
     key = ("reverse", read is not None, split)
     run = call.launches.get(key)
@@ -288,11 +319,22 @@ def _reverse_run(
         meta = {
             "K": s.K, "V": s.V, "BK": p.block_k, "BV": bv, "C": C, "CS": step, "SPLIT": split, "READ": key[1],
             "BEFORE": call.before, "VFIRST": call.v_first, "VARLEN": t.varlen, "TAIL": call.tail, "DESC": d,
-            "DOT": p.dot, "STAGES": p.reverse.stages,
+            "DOT": p.dot, "STAGES": p.reverse.stages, "PART": call.part,
         }  # fmt: skip
         run = call.launches[key] = _reverse.fix(meta, p.options[3])
     blocks = -(-s.V // bv) - (-s.K // bv if split == 2 else 0)
     run(blocks * s.HV * parts * t.sequences, args, (q, k, do, dht, dh0, t.cu))
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What the passes of the backward leave for the chunks: dv, states and their gradients, new values, scalars."""
+
+    dv: Tensor
+    S: Tensor
+    U: Tensor
+    X: Tensor
+    sc: Tensor
 
 
 @dataclass(frozen=True)
@@ -310,12 +352,12 @@ class Gradients:
 
 def gradients(
     call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, A_log: Tensor | None,
-    dt_bias: Tensor | None, do: Tensor, dv: Tensor, S: Tensor, U: Tensor, X: Tensor, sc: Tensor,
-    read: Tensor | None = None, o: Tensor | None = None,
+    dt_bias: Tensor | None, do: Tensor, passed: Passed, read: Tensor | None = None, o: Tensor | None = None,
+    long: Tensor | None = None, longer: Passed | None = None,
 ) -> Gradients:  # fmt: skip
-    """``o``, the output, is needed where `ScalarCall.keeps_output`."""
-    p, t, s = call.plan, call.table, call.shape
-    C, tiles, rows, d = p.chunk, t.chunks * s.HV, s.B * s.T, p.descriptors
+    """``o``, the output, is needed where `ScalarCall.keeps_output`; ``longer`` is what the other form of the call has
+    made."""
+    p, s = call.plan, call.shape
     blocks = -(-s.K // p.grad_k)
     wide = blocks > 1
     mode = _gate_mode(g, A_log)
@@ -331,10 +373,42 @@ def gradients(
     dq = q.new_empty(s.B, s.T, s.HV, s.K)
     dk = torch.empty_like(dq)
     dread = None if read is None else torch.empty_like(dq)
+    r = Gradients(dq, dk, dg, db, dy, dread)
+    _run_gradients(call, q, k, v, g, beta, A_log, dt_bias, do, passed, read, o, long, r)
+    if longer is not None and call.other is not None:
+        _run_gradients(call.other, q, k, v, g, beta, A_log, dt_bias, do, longer, read, o, long, r)
+    if s.HV > s.H:
+        dqh, dkh, drh, dq, dk = dq, dk, dread, torch.empty_like(q), torch.empty_like(k)
+        dread = None if read is None else torch.empty_like(read)
+        width, rows = min(p.block_k, 128), s.B * s.T
+        _fold(
+            -(-s.K // width) * s.H * -(-rows // 32),
+            (dqh, dkh, dkh if drh is None else drh, dq, dk, dk if dread is None else dread, rows, s.H, s.HV),
+            {"K": s.K, "BR": 32, "BK": width, "READ": read is not None}, _PLAIN, (q, k),
+        )  # fmt: skip
+    if wide:
+        db = db.sum(0)
+    if dg is not None and dg.dim() == 4:
+        dg = dg.sum(0)
+    return Gradients(dq, dk, dg, db, None if dy is None else dy.sum(0), dread)
+
+
+def _run_gradients(
+    call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, A_log: Tensor | None,
+    dt_bias: Tensor | None, do: Tensor, passed: Passed, read: Tensor | None, o: Tensor | None, long: Tensor | None,
+    r: Gradients,
+) -> None:  # fmt: skip
+    p, t, s = call.plan, call.table, call.shape
+    C, tiles, rows, d = p.chunk, t.chunks * s.HV, s.B * s.T, p.descriptors
+    blocks = -(-s.K // p.grad_k)
+    wide = blocks > 1
+    mode = _gate_mode(g, A_log)
+    dv, S, U, X, sc = passed.dv, passed.S, passed.U, passed.X, passed.sc
+    dq, dk, dg, db, dy, dread = r.dq, r.dk, r.dg, r.dbeta, r.dy, r.dread
     bv, bk = p.grad_v, p.grad_k
     EF = part = None
     if wide:
-        EF, part = _score_gradients(call, v, o, do, dv, U, sc, beta, read)
+        EF, part = _score_gradients(call, v, o, do, dv, U, sc, read, long)
     loop = d and wide
     inputs = (
         q, k, k if read is None else read, do, dv, _descriptor(q, rows, s.H * s.K, C, bk, d),
@@ -350,8 +424,8 @@ def gradients(
     )  # fmt: skip
     sums = (db if dg is None else dg, db, sc if dy is None else dy)
     index = (
-        sc if t.rows is None else t.rows, sc if t.cu is None else t.cu, sc if t.offsets is None else t.offsets,
-        s.T, t.per_sequence, s.H, s.HV,
+        sc if long is None else long, sc if t.rows is None else t.rows, sc if t.cu is None else t.cu,
+        sc if t.offsets is None else t.offsets, s.T, t.per_sequence, s.H, s.HV,
     )  # fmt: skip
     beta_inv = 1.0 / call.beta_scale if call.beta_scale else 0.0
     main: tuple[Any, ...]
@@ -376,10 +450,8 @@ def gradients(
             meta = {
                 "K": s.K, "V": s.V, "BK": bk, "BV": bv, "C": C, "NORM": call.norm, "DECAY": mode, "BIAS": key[3],
                 "READ": key[4], "BEFORE": call.before, "VARLEN": t.varlen, "DESC": d and not tails, "TAILS": tails,
-                "DOT": p.dot,
+                "DOT": p.dot, **({"STAGES": p.grad.stages} if wide else {}), "PART": call.part,
             }  # fmt: skip
-            if wide:
-                meta["STAGES"] = p.grad.stages
             fixed = call.launches[key] = (_wide_grad if wide else _grad).fix(meta, p.options[4])
         return fixed
 
@@ -388,25 +460,11 @@ def gradients(
         run(False)(blocks * tiles, (*main, *rest), given)
     if d and (t.varlen or s.T % C):
         run(True)(blocks * s.HV * t.sequences, (*plain, *rest), given)
-    if s.HV > s.H:
-        dqh, dkh, drh, dq, dk = dq, dk, dread, torch.empty_like(q), torch.empty_like(k)
-        dread = None if read is None else torch.empty_like(read)
-        width = min(p.block_k, 128)
-        _fold(
-            -(-s.K // width) * s.H * -(-rows // 32),
-            (dqh, dkh, dkh if drh is None else drh, dq, dk, dk if dread is None else dread, rows, s.H, s.HV),
-            {"K": s.K, "BR": 32, "BK": width, "READ": read is not None}, _PLAIN, (q, k),
-        )  # fmt: skip
-    if wide:
-        db = db.sum(0)
-    if dg is not None and dg.dim() == 4:
-        dg = dg.sum(0)
-    return Gradients(dq, dk, dg, db, None if dy is None else dy.sum(0), dread)
 
 
 def _score_gradients(
-    call: ScalarCall, v: Tensor, o: Tensor | None, do: Tensor, dv: Tensor, U: Tensor, sc: Tensor, beta: Tensor,
-    read: Tensor | None,
+    call: ScalarCall, v: Tensor, o: Tensor | None, do: Tensor, dv: Tensor, U: Tensor, sc: Tensor,
+    read: Tensor | None, long: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """E and F of all chunks, and what the norms take away."""
     p, t, s = call.plan, call.table, call.shape
@@ -418,13 +476,13 @@ def _score_gradients(
     if run is None:
         meta = {
             "V": s.V, "BV": p.scores_v, "C": C, "NORM": call.norm, "READ": key[1], "BEFORE": call.before,
-            "VARLEN": t.varlen, "DOT": p.dot,
+            "VARLEN": t.varlen, "DOT": p.dot, "PART": call.part,
         }  # fmt: skip
         run = call.launches[key] = _scores.fix(meta, p.options[5])
     run(
         tiles,
-        (v, v if o is None else o, do, dv, U, sc, EF, sc if part is None else part, sc if t.rows is None else t.rows,
-         s.T, t.per_sequence, s.H, s.HV, call.scale**-2 if call.scale else 0.0),
+        (v, v if o is None else o, do, dv, U, sc, EF, sc if part is None else part, sc if long is None else long,
+         sc if t.rows is None else t.rows, s.T, t.per_sequence, s.H, s.HV, call.scale**-2 if call.scale else 0.0),
         (v, do),
     )  # fmt: skip
     return EF, part

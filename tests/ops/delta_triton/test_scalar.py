@@ -241,6 +241,32 @@ def test_views_that_begin_off_a_16_byte_boundary():
     assert ratio(o, with_gradients(x, torch.ones_like(o), None)["o"]) < 3e-3
 
 
+@pytest.mark.parametrize("read", [False, True])
+def test_half_precision_unit_keys_run_in_half_precision_and_longer_ones_in_fp32(read):
+    x = make_inputs(T=70, H=1, HV=2, K=16, dtype=torch.float16, norm=False, initial=True, read=read)
+    errors = run(x, norm=False, before=read)
+    check(errors, 3e-3)
+    assert errors["initial_state"] > 1e-5
+    x["k"][:, 40] *= 1.5
+    errors = run(x, norm=False, before=read)
+    check(errors, 3e-3)
+    assert errors["initial_state"] < 1e-5
+    assert errors["beta"] < 1e-5
+
+
+def test_long_half_precision_keys_in_packed_sequences_and_blocks_of_head_dims():
+    cu = [0, 3, 3, 50, 80]
+    x = make_inputs(T=80, K=32, dtype=torch.float16, norm=False, initial=True, sequences=4, gate="kernel")
+    x["k"] *= 1.5
+    check(run(x, norm=False, cu=cu, change={"grad_k": 16, "grad_v": 16}), 1e-3)
+
+
+def test_erasing_more_than_there_is_counts_as_long_keys():
+    x = make_inputs(T=40, K=16, dtype=torch.float16, norm=False, initial=True)
+    x["beta"][:, 3] = 3.0
+    assert run(x, norm=False)["initial_state"] < 1e-5
+
+
 def test_n05_half_precision_keys_that_are_no_unit_vectors_run_in_fp32():
     gen = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 64, 1, 64, generator=gen).half() for _ in range(3))

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: MIT
+# ruff: noqa: SIM102  (a compile-time and a run-time condition are two statements)
 """Last stage of the backward of the scalar-decay delta rule: everything that is local to a chunk.
 
 With S the state before the chunk, X the gradient of the state after it, u the new values and dr = dv:
@@ -19,7 +20,7 @@ import triton
 import triton.language as tl
 
 from fla.ops._common.kernels import chunk_at, sequence_at, softplus
-from fla.ops._delta.kernels.common import load_rows, load_tile, store_rows
+from fla.ops._delta.kernels.common import idle, load_rows, load_tile, store_rows
 from fla.ops._delta.kernels.scalar_prep import SC, SC_BETA, SC_CK, SC_CQ, SC_G, SC_RK, SC_RP, SC_RQ
 
 
@@ -58,7 +59,7 @@ def _chunk_grad(
     # registers instead, all in flight.
     D1: tl.constexpr = 2 if DESC else 0
     NV: tl.constexpr = (V + BV - 1) // BV
-    dt: tl.constexpr = q.dtype.element_ty
+    dt: tl.constexpr = Ut.dtype.element_ty
     # The write strength is a factor of all that W holds and is divided out for dbeta. Where it is 0 or nearly so, a
     # floor far under rounding stands in; fp16 has less room below 1 than the other dtypes.
     FLOOR: tl.constexpr = 2.0**-12 if dt == tl.float16 else 1e-20
@@ -67,13 +68,13 @@ def _chunk_grad(
     sp = sc + tile.to(tl.int64) * (SC * C) + rr
     k0 = 0
     ut = load_tile(Ut, Ut, tile, 0, 0, V, C, BV, C, D1)
-    dot = load_rows(do, do, row, n, h, HV, 0, V, BV, C, D1)
+    dot = load_rows(do, do, row, n, h, HV, 0, V, BV, C, D1).to(dt)
     drt = load_rows(dr, dr, row, n, h, HV, 0, V, BV, C, D1)
     E = tl.dot(dot, ut, input_precision=DOT)
     M = tl.dot(drt, ut, input_precision=DOT)
     for j in tl.range(1, NV, num_stages=1):
         uj = load_tile(Ut, Ut, tile, j * BV, 0, V, C, BV, C, D1)
-        E = tl.dot(load_rows(do, do, row, n, h, HV, j * BV, V, BV, C, D1), uj, E, input_precision=DOT)
+        E = tl.dot(load_rows(do, do, row, n, h, HV, j * BV, V, BV, C, D1).to(dt), uj, E, input_precision=DOT)
         M = tl.dot(load_rows(dr, dr, row, n, h, HV, j * BV, V, BV, C, D1), uj, M, input_precision=DOT)
     G = tl.load(sp + SC_G * C)
     rq = tl.load(sp + SC_RQ * C)
@@ -98,9 +99,9 @@ def _chunk_grad(
     S = load_tile(St, Sd, tile, 0, k0, V, K, BV, BK, DESC)
     if READ:
         # dp is finished before dk begins: both at once do not fit in registers.
-        kt = load_rows(k, kd, row, n, hk, H, k0, K, BK, C, DESC)
+        kt = load_rows(k, kd, row, n, hk, H, k0, K, BK, C, DESC).to(dt)
         R = _read_side(S, St, Sd, dr, drt, Fb, kt, sp, tile, row, n, h, k0, HV, K, V, BK, BV, C, DESC, D1, DOT)
-        pt = load_rows(p, pd, row, n, hk, H, k0, K, BK, C, DESC)
+        pt = load_rows(p, pd, row, n, hk, H, k0, K, BK, C, DESC).to(dt)
         pf = pt.to(tl.float32)
         aR = tl.sum(R * pf, 1)
         fp = rp * rp * aR
@@ -121,14 +122,14 @@ def _chunk_grad(
         uj = load_tile(Ut, Ut, tile, j * BV, 0, V, C, BV, C, D1)
         W = tl.dot(tl.trans(uj), Xj, W, input_precision=DOT)
     if not READ:
-        kt = load_rows(k, kd, row, n, hk, H, k0, K, BK, C, DESC)
-    qt = load_rows(q, qd, row, n, hk, H, k0, K, BK, C, DESC)
+        kt = load_rows(k, kd, row, n, hk, H, k0, K, BK, C, DESC).to(dt)
+    qt = load_rows(q, qd, row, n, hk, H, k0, K, BK, C, DESC).to(dt)
     kf = kt.to(tl.float32)
     W = W * (rk * bt * tl.exp2(GL - G))[:, None]
     if DECAY >= 1:
         last = tl.sum(tl.sum(W * kf, 1), 0) + tl.exp2(GL) * ss
     if READ:
-        pt = load_rows(p, pd, row, n, hk, H, k0, K, BK, C, DESC)
+        pt = load_rows(p, pd, row, n, hk, H, k0, K, BK, C, DESC).to(dt)
     else:
         pt = kt
     W = tl.dot(tl.trans(Fb), pt, W, input_precision=DOT)
@@ -145,11 +146,11 @@ def _chunk_grad(
         W = W - kf * fk[:, None]
     store_rows(dk, dkd, W.to(dk.dtype.element_ty), row, n, h, HV, k0, K, BK, C, DESC)
     if READ:
-        dot = load_rows(do, do, row, n, h, HV, 0, V, BV, C, D1)
+        dot = load_rows(do, do, row, n, h, HV, 0, V, BV, C, D1).to(dt)
     Q = tl.dot(dot, S, input_precision=DOT)
     for j in tl.range(1, NV, num_stages=1):
         Sj = load_tile(St, Sd, tile, j * BV, k0, V, K, BV, BK, DESC)
-        Q = tl.dot(load_rows(do, do, row, n, h, HV, j * BV, V, BV, C, D1), Sj, Q, input_precision=DOT)
+        Q = tl.dot(load_rows(do, do, row, n, h, HV, j * BV, V, BV, C, D1).to(dt), Sj, Q, input_precision=DOT)
     Q = tl.dot(Eb, kt, Q * tl.load(sp + SC_CQ * C)[:, None], input_precision=DOT)
     qf = qt.to(tl.float32)
     aQ = tl.sum(Q * qf, 1)
@@ -177,10 +178,10 @@ def _chunk_grad(
 @triton.jit(do_not_specialize=["T", "NT", "H", "HV"])
 def scalar_grad(
     q, k, p, do, dr, qd, kd, pd, Ut, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dp, dpd, dg, db, dy,
-    table, cu, offsets, T, NT, H, HV, unscale, beta_inv,
+    long, table, cu, offsets, T, NT, H, HV, unscale, beta_inv,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, NORM: tl.constexpr,
     DECAY: tl.constexpr, BIAS: tl.constexpr, READ: tl.constexpr, BEFORE: tl.constexpr,
-    VARLEN: tl.constexpr, DESC: tl.constexpr, TAILS: tl.constexpr, DOT: tl.constexpr,
+    VARLEN: tl.constexpr, DESC: tl.constexpr, TAILS: tl.constexpr, DOT: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """One program a chunk (TAILS: the ragged last chunk of a sequence) and value head, with all of K; wider ones are
     for `scalar_wide_grad`. dq and dk are those of the value head. With DESC only full chunks are taken: tails have a
@@ -189,6 +190,9 @@ def scalar_grad(
     DECAY as GATE of `scalar_prep`; 2 writes the gradient of the gate's input and, to ``dy``, that times the decay (the
     share of A_log). ``unscale`` is scale ** -2. ``beta_inv`` is 1 / beta_scale, or 0 where beta is given as it is.
     """
+    if PART:
+        if idle(long, PART):
+            return
     pid = tl.program_id(0)
     h = pid % HV
     it = pid // HV

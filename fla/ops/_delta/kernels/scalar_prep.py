@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: MIT
+# ruff: noqa: SIM102  (a compile-time and a run-time condition are two statements)
 """First stage of the scalar-decay delta rule: what a chunk needs besides the caller's q, k and v.
 
 One program a chunk and value head writes, in the dtype of k,
@@ -17,7 +18,7 @@ import triton
 import triton.language as tl
 
 from fla.ops._common.kernels import LOG2E, NORM_EPS, chunk_at, softplus, tri_inv
-from fla.ops._delta.kernels.common import load_rows, store_tile
+from fla.ops._delta.kernels.common import idle, load_rows, long_keys, store_tile
 
 # Rows of the scalar table of a chunk: what multiplies q S, k S and the state update of a token; the cumulative log2
 # decay; the factors of q (with scale), k, the write strength and the factor of p.
@@ -36,26 +37,33 @@ MIN_LOG_DECAY = tl.constexpr(-104.0)
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "HV", "save"])
 def scalar_prep(
-    q, k, p, qd, kd, pd, g, beta, A_log, dt_bias, Tm, Td, Aqk, Ad, sc, table, T, NT, H, HV, scale, beta_scale, save,
+    q, k, p, qd, kd, pd, g, beta, A_log, dt_bias, Tm, Td, Aqk, Ad, sc, long, table, T, NT, H, HV, scale, beta_scale,
+    save,
     K: tl.constexpr, KB: tl.constexpr, C: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr,
     SIGMOID: tl.constexpr, READ: tl.constexpr, BEFORE: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr,
-    DOT: tl.constexpr, INV: tl.constexpr,
+    DOT: tl.constexpr, INV: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """GATE: 0 no decay, 1 ``g`` is the log decay, 2 ``g`` goes through the gate. ``save``: keep what backward needs.
     READ: ``p`` is the read key, else k. BEFORE: the state is read before its decay. The products run over blocks of KB.
+    PART: see `kernels.common`; with 1 this kernel runs in any case and marks in ``long`` which chunks have long keys.
     """
+    if PART == 2:
+        if idle(long, PART):
+            return
     pid = tl.program_id(0)
     h = pid % HV
     it = pid // HV
     row, n = chunk_at(table, it, T, NT, C, VARLEN)
     if n <= 0:
+        if PART == 1:
+            tl.store(long + it * HV + h, 0)
         return
     hk = h // (HV // H)
-    dt: tl.constexpr = k.dtype.element_ty
+    dt: tl.constexpr = Tm.dtype.element_ty
     rr = tl.arange(0, C)
     ok = rr < n
     at = (row + rr).to(tl.int64) * HV + h
-    kt = load_rows(k, kd, row, n, hk, H, 0, K, KB, C, DESC)
+    kt = load_rows(k, kd, row, n, hk, H, 0, K, KB, C, DESC).to(dt)
     bt = tl.load(beta + at, mask=ok, other=0.0).to(tl.float32)
     if SIGMOID:
         bt = tl.where(ok, tl.sigmoid(bt) * beta_scale, 0.0)
@@ -82,8 +90,10 @@ def scalar_prep(
     dec = tl.exp2(tl.where(low, Gr[:, None] - G[None, :], -float("inf")))
     KK = tl.dot(kt, tl.trans(kt), input_precision=DOT)
     for k0 in tl.range(KB, K, KB, num_stages=1):
-        kj = load_rows(k, kd, row, n, hk, H, k0, K, KB, C, DESC)
+        kj = load_rows(k, kd, row, n, hk, H, k0, K, KB, C, DESC).to(dt)
         KK = tl.dot(kj, tl.trans(kj), KK, input_precision=DOT)
+    if PART == 1:
+        is_long = long_keys(tl.sum(tl.where(eye, KK, 0.0), 1), bt, ok)
     if NORM:
         rk = tl.where(ok, tl.rsqrt(tl.sum(tl.where(eye, KK, 0.0), 1) + NORM_EPS), 0.0)
     else:
@@ -91,33 +101,37 @@ def scalar_prep(
     col = rk * bt
     rp = rk
     if READ:
-        pt = load_rows(p, pd, row, n, hk, H, 0, K, KB, C, DESC)
+        pt = load_rows(p, pd, row, n, hk, H, 0, K, KB, C, DESC).to(dt)
         KK = tl.dot(pt, tl.trans(kt), input_precision=DOT)
-        if NORM:
+        if NORM or PART == 1:
             PP = tl.dot(pt, tl.trans(pt), input_precision=DOT)
         for k0 in tl.range(KB, K, KB, num_stages=1):
-            pj = load_rows(p, pd, row, n, hk, H, k0, K, KB, C, DESC)
-            kj = load_rows(k, kd, row, n, hk, H, k0, K, KB, C, DESC)
+            pj = load_rows(p, pd, row, n, hk, H, k0, K, KB, C, DESC).to(dt)
+            kj = load_rows(k, kd, row, n, hk, H, k0, K, KB, C, DESC).to(dt)
             KK = tl.dot(pj, tl.trans(kj), KK, input_precision=DOT)
-            if NORM:
+            if NORM or PART == 1:
                 PP = tl.dot(pj, tl.trans(pj), PP, input_precision=DOT)
+        if PART == 1:
+            is_long = tl.maximum(is_long, long_keys(tl.sum(tl.where(eye, PP, 0.0), 1), bt, ok))
         if NORM:
             rp = tl.where(ok, tl.rsqrt(tl.sum(tl.where(eye, PP, 0.0), 1) + NORM_EPS), 0.0)
     # Selected, not multiplied away: rows past the end may hold anything.
     L = tl.where(low & ok[:, None], KK * dec * rp[:, None] * col[None, :], 0.0)
-    qt = load_rows(q, qd, row, n, hk, H, 0, K, KB, C, DESC)
+    if PART == 1:
+        tl.store(long + it * HV + h, is_long)
+    qt = load_rows(q, qd, row, n, hk, H, 0, K, KB, C, DESC).to(dt)
     if NORM:
         QQ = tl.dot(qt, tl.trans(qt), input_precision=DOT)
         for k0 in tl.range(KB, K, KB, num_stages=1):
-            qj = load_rows(q, qd, row, n, hk, H, k0, K, KB, C, DESC)
+            qj = load_rows(q, qd, row, n, hk, H, k0, K, KB, C, DESC).to(dt)
             QQ = tl.dot(qj, tl.trans(qj), QQ, input_precision=DOT)
         rq = tl.where(ok, tl.rsqrt(tl.sum(tl.where(eye, QQ, 0.0), 1) + NORM_EPS) * scale, 0.0)
     else:
         rq = tl.where(ok, scale, 0.0)
     A = tl.dot(qt, tl.trans(kt), input_precision=DOT)
     for k0 in tl.range(KB, K, KB, num_stages=1):
-        qj = load_rows(q, qd, row, n, hk, H, k0, K, KB, C, DESC)
-        kj = load_rows(k, kd, row, n, hk, H, k0, K, KB, C, DESC)
+        qj = load_rows(q, qd, row, n, hk, H, k0, K, KB, C, DESC).to(dt)
+        kj = load_rows(k, kd, row, n, hk, H, k0, K, KB, C, DESC).to(dt)
         A = tl.dot(qj, tl.trans(kj), A, input_precision=DOT)
     if BEFORE:
         dec *= tl.exp2(G - Gr)[:, None]

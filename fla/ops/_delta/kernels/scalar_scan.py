@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from fla.ops._common.kernels import saturate, sequence_at
-from fla.ops._delta.kernels.common import load_rows, load_tile, state_offsets, store_rows, store_tile
+from fla.ops._delta.kernels.common import idle, load_rows, load_tile, state_offsets, store_rows, store_tile
 from fla.ops._delta.kernels.scalar_prep import SC, SC_BETA, SC_CK, SC_CQ, SC_CU, SC_G, SC_RK, SC_RP, SC_RQ
 
 
@@ -59,16 +59,16 @@ def _forward_step(
     OUT: tl.constexpr, SAVE: tl.constexpr, SPLIT: tl.constexpr, READ: tl.constexpr, BEFORE: tl.constexpr,
     DESC: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    dt: tl.constexpr = k.dtype.element_ty
+    dt: tl.constexpr = Tm.dtype.element_ty
     cq, ck, cu, eg = _factors(sc, tile, sub, C, CS, READ, BEFORE)
-    kt = load_rows(k, kd, row, n, hk, H, 0, K, BK, CS, DESC)
+    kt = load_rows(k, kd, row, n, hk, H, 0, K, BK, CS, DESC).to(dt)
     rt = kt
     if READ:
-        rt = load_rows(p, pd, row, n, hk, H, 0, K, BK, CS, DESC)
-    vt = load_rows(v, vd, row, n, h, HV, v0, V, BV, CS, DESC)
+        rt = load_rows(p, pd, row, n, hk, H, 0, K, BK, CS, DESC).to(dt)
+    vt = load_rows(v, vd, row, n, h, HV, v0, V, BV, CS, DESC).to(dt)
     tt = load_tile(Tm, Td, tile, sub * CS, sub * CS, C, C, CS, CS, DESC)
     if OUT:
-        qt = load_rows(q, qd, row, n, hk, H, 0, K, BK, CS, DESC)
+        qt = load_rows(q, qd, row, n, hk, H, 0, K, BK, CS, DESC).to(dt)
         at = load_tile(Aqk, Ad, tile, sub * CS, sub * CS, C, C, CS, CS, DESC)
     Sb = S.to(dt)
     if SAVE:
@@ -90,18 +90,18 @@ def _forward_step(
     S = S * eg
     S = tl.dot((u * cu[None, :]).to(dt), kt, S, input_precision=DOT)
     if OUT:
-        store_rows(o, od, saturate(tl.trans(oo), dt), row, n, h, HV, v0, V, BV, CS, DESC)
+        store_rows(o, od, saturate(tl.trans(oo), o.dtype.element_ty), row, n, h, HV, v0, V, BV, CS, DESC)
     return S
 
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "HV", "has_h0", "has_ht", "segments", "parts"])
 def scalar_scan(
-    q, k, p, v, qd, kd, pd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, h0, ht, entry, cu, offsets, T, NT, H, HV,
-    has_h0, has_ht, segments, parts,
+    q, k, p, v, qd, kd, pd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, h0, ht, entry, long, cu, offsets, T, NT,
+    H, HV, has_h0, has_ht, segments, parts,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, CS: tl.constexpr,
     OUT: tl.constexpr, SAVE: tl.constexpr, SPLIT: tl.constexpr, READ: tl.constexpr, BEFORE: tl.constexpr,
     VFIRST: tl.constexpr, VARLEN: tl.constexpr, TAIL: tl.constexpr,
-    DESC: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
+    DESC: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """OUT: write o. SAVE: write each chunk's entry state ``S^T`` [V, K] and ``u^T`` [V, C] for the backward.
 
@@ -109,6 +109,9 @@ def scalar_scan(
     stretch as the map S^T -> E + S^T M: ``entry`` takes E [V, K] (from h0 in the first stretch), then M [K, K]. There
     are ``parts`` stretches in the grid.
     """
+    if PART:
+        if idle(long, PART):
+            return
     NV: tl.constexpr = (V + BV - 1) // BV
     NB: tl.constexpr = NV + ((K + BV - 1) // BV if SPLIT == 2 else 0)
     pid = tl.program_id(0)
@@ -197,18 +200,18 @@ def _reverse_step(
     S, fac, q, k, p, do, qd, kd, pd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, sub, row, n, h, hk, v0, H, HV,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, CS: tl.constexpr,
     SPLIT: tl.constexpr, READ: tl.constexpr, BEFORE: tl.constexpr, DESC: tl.constexpr,
-    DOT: tl.constexpr,
+    DOT: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    dt: tl.constexpr = k.dtype.element_ty
+    dt: tl.constexpr = Tm.dtype.element_ty
     cq, ck, cu, eg = _factors(sc, tile, sub, C, CS, READ, BEFORE)
-    dot = load_rows(do, dod, row, n, h, HV, v0, V, BV, CS, DESC)
+    dot = load_rows(do, dod, row, n, h, HV, v0, V, BV, CS, DESC).to(dt)
     at = load_tile(Aqk, Ad, tile, sub * CS, sub * CS, C, C, CS, CS, DESC)
     tt = load_tile(Tm, Td, tile, sub * CS, sub * CS, C, C, CS, CS, DESC)
-    kt = load_rows(k, kd, row, n, hk, H, 0, K, BK, CS, DESC)
-    qt = load_rows(q, qd, row, n, hk, H, 0, K, BK, CS, DESC)
+    kt = load_rows(k, kd, row, n, hk, H, 0, K, BK, CS, DESC).to(dt)
+    qt = load_rows(q, qd, row, n, hk, H, 0, K, BK, CS, DESC).to(dt)
     rt = kt
     if READ:
-        rt = load_rows(p, pd, row, n, hk, H, 0, K, BK, CS, DESC)
+        rt = load_rows(p, pd, row, n, hk, H, 0, K, BK, CS, DESC).to(dt)
     Sb = S.to(dt)
     if SPLIT != 2:
         if CS == C:
@@ -227,16 +230,19 @@ def _reverse_step(
     S = tl.dot((dr * (-ck)[None, :]).to(dt), rt, S, input_precision=DOT)
     if SPLIT != 2:
         store_rows(dv, dvd, tl.trans(dr).to(dt), row, n, h, HV, v0, V, BV, CS, DESC)
+        if PART == 2:
+            # ``dv`` keeps the range of fp32 for the gradients of the chunk; this is what the caller gets.
+            store_rows(dvd, dvd, tl.trans(dr).to(dvd.dtype.element_ty), row, n, h, HV, v0, V, BV, CS, DESC)
     return S
 
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "HV", "has_dht", "has_dh0", "segments", "parts"])
 def scalar_reverse(
-    q, k, p, do, qd, kd, pd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, dht, dh0, entry, cu, offsets, T, NT, H, HV,
-    has_dht, has_dh0, segments, parts,
+    q, k, p, do, qd, kd, pd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, dht, dh0, entry, long, cu, offsets, T, NT,
+    H, HV, has_dht, has_dh0, segments, parts,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, CS: tl.constexpr,
     SPLIT: tl.constexpr, READ: tl.constexpr, BEFORE: tl.constexpr, VFIRST: tl.constexpr, VARLEN: tl.constexpr,
-    TAIL: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
+    TAIL: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """Reverse pass over the gradient X of the state after each chunk; writes X^T [V, K] of each chunk and all of dv:
 
@@ -245,6 +251,9 @@ def scalar_reverse(
     With READ the last k is the read key p. SPLIT, ``entry``, ``segments`` and ``parts`` as in `scalar_scan`, with dht
     for h0 and the stretches counted from the end of the sequence.
     """  # fmt: skip
+    if PART:
+        if idle(long, PART):
+            return
     NV: tl.constexpr = (V + BV - 1) // BV
     NB: tl.constexpr = NV + ((K + BV - 1) // BV if SPLIT == 2 else 0)
     pid = tl.program_id(0)
@@ -290,14 +299,14 @@ def scalar_reverse(
                 S = _reverse_step(
                     S, fac, q, k, p, do, qd, kd, pd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, sub,
                     bos + full * C + sub * CS, length - full * C - sub * CS, h, hk, v0, H, HV, K, V, BK, BV, C, CS,
-                    SPLIT, READ, BEFORE, False, DOT,
+                    SPLIT, READ, BEFORE, False, DOT, PART,
                 )  # fmt: skip
     for j in tl.range(lo * R, loop * R, num_stages=STAGES):
         t = (lo + loop) * R - 1 - j
         tile = (first + t // R) * HV + h
         S = _reverse_step(
             S, fac, q, k, p, do, qd, kd, pd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, t % R, bos + t * CS,
-            length - t * CS, h, hk, v0, H, HV, K, V, BK, BV, C, CS, SPLIT, READ, BEFORE, DESC, DOT,
+            length - t * CS, h, hk, v0, H, HV, K, V, BK, BV, C, CS, SPLIT, READ, BEFORE, DESC, DOT, PART,
         )  # fmt: skip
     if SPLIT == 2:
         tl.store(entry + slot + eo, S)

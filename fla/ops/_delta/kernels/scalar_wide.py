@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: MIT
+# ruff: noqa: SIM102  (a compile-time and a run-time condition are two statements)
 """Chunk gradients of the scalar-decay delta rule where K does not fit in one program; formulas as in `scalar_grad`.
 
 `scalar_scores` makes E and F once for all blocks of K, and what the norms need of all of K from values alone:
@@ -13,7 +14,7 @@ import triton
 import triton.language as tl
 
 from fla.ops._common.kernels import chunk_at, sequence_at, softplus
-from fla.ops._delta.kernels.common import load_rows, load_tile, store_rows, store_tile
+from fla.ops._delta.kernels.common import idle, load_rows, load_tile, store_rows, store_tile
 from fla.ops._delta.kernels.scalar_grad import _dot_all
 from fla.ops._delta.kernels.scalar_prep import SC, SC_BETA, SC_CK, SC_CQ, SC_G, SC_RK, SC_RP, SC_RQ
 
@@ -29,12 +30,15 @@ def _strength(sp, C: tl.constexpr, DT: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "HV"])
 def scalar_scores(
-    v, o, do, dr, Ut, sc, EF, part, table, T, NT, H, HV, unscale,
+    v, o, do, dr, Ut, sc, EF, part, long, table, T, NT, H, HV, unscale,
     V: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, NORM: tl.constexpr, READ: tl.constexpr, BEFORE: tl.constexpr,
-    VARLEN: tl.constexpr, DOT: tl.constexpr,
+    VARLEN: tl.constexpr, DOT: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """One program a chunk and value head: E and F to ``EF`` `[2 * tile, C, C]`; with NORM what is taken away along q, k
     and p to ``part`` `[tile, 3, C]`."""
+    if PART:
+        if idle(long, PART):
+            return
     pid = tl.program_id(0)
     h = pid % HV
     it = pid // HV
@@ -51,7 +55,7 @@ def scalar_scores(
     aV = tl.zeros((C,), tl.float32)
     for j in tl.range(0, NV, num_stages=1):
         ut = load_tile(Ut, Ut, tile, j * BV, 0, V, C, BV, C, 0)
-        dot = load_rows(do, do, row, n, h, HV, j * BV, V, BV, C, 0)
+        dot = load_rows(do, do, row, n, h, HV, j * BV, V, BV, C, 0).to(dt)
         drt = load_rows(dr, dr, row, n, h, HV, j * BV, V, BV, C, 0)
         if NORM:
             ot = load_rows(o, o, row, n, h, HV, j * BV, V, BV, C, 0)
@@ -107,11 +111,12 @@ def _wide_chunk(
     R = tl.zeros((C, BK), tl.float32)
     W = tl.zeros((C, BK), tl.float32)
     ss = tl.zeros((), tl.float32)
-    for j in tl.range(0, NV, num_stages=STAGES):
+    # Through pointers the pipelined loop gave another dq in each run (triton 3.6, sm90), so it is not pipelined there.
+    for j in tl.range(0, NV, num_stages=STAGES if DESC else 1):
         Sj = load_tile(St, Sd, tile, j * BV, k0, V, K, BV, BK, DESC)
         Xj = load_tile(Xt, Xd, tile, j * BV, k0, V, K, BV, BK, DESC)
         uj = load_tile(Ut, Ud, tile, j * BV, 0, V, C, BV, C, DESC)
-        dj = load_rows(do, dod, row, n, h, HV, j * BV, V, BV, C, DESC)
+        dj = load_rows(do, dod, row, n, h, HV, j * BV, V, BV, C, DESC).to(dt)
         rj = load_rows(dr, drd, row, n, h, HV, j * BV, V, BV, C, DESC)
         if DECAY >= 1:
             ss += _dot_all(Sj, Xj)
@@ -120,11 +125,11 @@ def _wide_chunk(
         Q = tl.dot(dj, Sj, Q, input_precision=DOT)
     Eb = load_tile(EF, Ed, tile * 2, 0, 0, C, C, C, C, DESC)
     Fb = load_tile(EF, Ed, tile * 2 + 1, 0, 0, C, C, C, C, DESC)
-    kt = load_rows(k, kd, row, n, hk, H, k0, K, BK, C, DESC)
-    qt = load_rows(q, qd, row, n, hk, H, k0, K, BK, C, DESC)
+    kt = load_rows(k, kd, row, n, hk, H, k0, K, BK, C, DESC).to(dt)
+    qt = load_rows(q, qd, row, n, hk, H, k0, K, BK, C, DESC).to(dt)
     pt = kt
     if READ:
-        pt = load_rows(p, pd, row, n, hk, H, k0, K, BK, C, DESC)
+        pt = load_rows(p, pd, row, n, hk, H, k0, K, BK, C, DESC).to(dt)
     sp = sc + tile.to(tl.int64) * (SC * C) + rr
     pp = part + tile.to(tl.int64) * (3 * C) + rr
     G = tl.load(sp + SC_G * C)
@@ -175,13 +180,17 @@ def _wide_chunk(
 @triton.jit(do_not_specialize=["T", "NT", "H", "HV", "rows"])
 def scalar_wide_grad(
     q, k, p, do, dr, qd, kd, pd, dod, drd, Ut, Ud, St, Sd, Xt, Xd, EF, Ed, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dp,
-    dpd, dg, db, dy, part, table, cu, offsets, T, NT, H, HV, rows, beta_inv,
+    dpd, dg, db, dy, part, long, table, cu, offsets, T, NT, H, HV, rows, beta_inv,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, NORM: tl.constexpr,
     DECAY: tl.constexpr, BIAS: tl.constexpr, READ: tl.constexpr, BEFORE: tl.constexpr, VARLEN: tl.constexpr,
     DESC: tl.constexpr, TAILS: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
+    PART: tl.constexpr,
 ):  # fmt: skip
     """One program a block of K, chunk (TAILS: the ragged last chunk of a sequence) and value head. Parameters as in
     `scalar_grad`; dg, db and dy are shares `[blocks, rows, HV]` of each block of K."""
+    if PART:
+        if idle(long, PART):
+            return
     NK: tl.constexpr = (K + BK - 1) // BK
     pid = tl.program_id(0)
     kb0 = pid % NK
