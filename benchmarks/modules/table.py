@@ -240,6 +240,9 @@ def child(library: str, names: list[str], compile_only: bool) -> None:
         trial = {"warmup": 1, "rep": 1} if compile_only else {"warmup": 5, "rep": 20}
         triton.testing.do_bench = functools.partial(triton.testing.do_bench, **trial)
     torch.backends.cuda.matmul.allow_tf32 = False
+    # torch's own first times.
+    one = torch.ones(64, 64, device="cuda", requires_grad=True)
+    torch.autograd.backward([one @ one], [torch.ones_like(one)])
     for name in names:
         try:
             found = measure(name, library, compile_only)
