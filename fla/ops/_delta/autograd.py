@@ -12,6 +12,7 @@ from fla.backends import needs_backward
 from fla.ops._common.device_index import chunk_table, known_table
 from fla.ops._common.first_call import first_call
 from fla.ops._common.launch import aligned, on_device
+from fla.ops._common.room import carve, room_for
 from fla.ops._common.single import once
 from fla.ops._common.tape import Known, KnownCalls, look
 from fla.ops._delta import scalar
@@ -32,13 +33,14 @@ def _forward(
     """(o, final state) and, with ``save``, what the backward needs of its own."""
     if cu is not None:
         call = call.packed(chunk_table(k.shape[0], k.shape[1], call.plan.chunk, cu))
-    T, A, sc, long = scalar.prepare(call, q, k, v, g, beta, A_log, dt_bias, save, read)
+    room = room_for(scalar.prepared(call, k), k)
+    T, A, sc, long = scalar.prepare(call, q, k, v, g, beta, A_log, dt_bias, save, read, None, room)
     entry = scalar.entries(call, q, k, v, T, A, sc, h0, read, long)
     o, ht, _, _ = scalar.scan(call, q, k, v, T, A, sc, h0, entry, True, final, False, read, long)
     if call.other is not None:
         wide = scalar.prepare(call.other, q, k, v, g, beta, A_log, dt_bias, False, read, long)[:3]
         scalar.scan(call.other, q, k, v, *wide, h0, None, True, final, False, read, long, (o, ht))
-    return (o, ht, T, A, sc, entry, long, call.table.rows, call.table.offsets) if save else (o, ht)
+    return (o, ht, room, entry, long, call.table.rows, call.table.offsets) if save else (o, ht)
 
 
 def _passes(
@@ -55,12 +57,13 @@ def _passes(
 
 def _backward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, A_log: Tensor | None, dt_bias: Tensor | None,
-    h0: Tensor | None, read: Tensor | None, cu: Tensor | None, T: Tensor, A: Tensor, sc: Tensor, entry: Tensor | None,
-    long: Tensor | None, rows: Tensor | None, offsets: Tensor | None, o: Tensor | None, do: Tensor, dht: Tensor | None,
-    call: ScalarCall, into_state: bool,
+    h0: Tensor | None, read: Tensor | None, cu: Tensor | None, room: Tensor, entry: Tensor | None, long: Tensor | None,
+    rows: Tensor | None, offsets: Tensor | None, o: Tensor | None, do: Tensor, dht: Tensor | None, call: ScalarCall,
+    into_state: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     if cu is not None and rows is not None and offsets is not None:
         call = call.packed(known_table(k.shape[1], call.plan.chunk, cu, rows, offsets))
+    T, A, sc = carve(room, scalar.prepared(call, k))
     dh0 = torch.empty_like(h0) if into_state and h0 is not None else None
     # The states are computed again: keeping them costs as much memory traffic as the pass itself.
     passed = _passes(call, q, k, v, T, A, sc, h0, entry, read, do, dht, dh0, long, None)

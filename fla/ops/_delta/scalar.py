@@ -14,6 +14,7 @@ from fla.ops._common.device_index import ChunkTable, chunk_table, table_size
 from fla.ops._common.gates import needs_range
 from fla.ops._common.launch import Fixed, Launcher, descriptor
 from fla.ops._common.policy import Chip, chip_of
+from fla.ops._common.room import Parts, carve, room_for
 from fla.ops._delta.kernels.common import any_long
 from fla.ops._delta.kernels.scalar_grad import scalar_fold, scalar_grad
 from fla.ops._delta.kernels.scalar_prep import SC, scalar_prep
@@ -138,19 +139,26 @@ def state_shape(call: ScalarCall, s: Shape) -> tuple[int, ...]:
     return (call.table.sequences, s.HV, *((s.V, s.K) if call.v_first else (s.K, s.V)))
 
 
+def prepared(call: ScalarCall, k: Tensor) -> Parts:
+    """Shapes and types of what `prepare` makes and the backward pass finds: T, A, scalars."""
+    C, tiles = call.plan.chunk, call.table.chunks * call.shape.HV
+    return ((tiles, C, C), call.work(k)), ((tiles, C, C), call.work(k)), ((tiles, _SC, C), torch.float32)
+
+
 def prepare(
     call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, A_log: Tensor | None,
     dt_bias: Tensor | None, save: bool, read: Tensor | None = None, long: Tensor | None = None,
+    room: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
     """T, A `[chunks * HV, C, C]`, the scalars `[chunks * HV, 8, C]` in fp32 and, of a call with two forms, which of
-    them runs: 1 where keys are long. The form for such keys is given that as ``long``."""
+    them runs: 1 where keys are long. The form for such keys is given that as ``long``. The first three lie in ``room``,
+    if that is given."""
     # Here and below ``read`` is the read key, where the op has one of its own.
     p, t, s = call.plan, call.table, call.shape
     C, tiles, rows = p.chunk, t.chunks * s.HV, s.B * s.T
-    T = torch.empty(tiles, C, C, dtype=call.work(k), device=k.device)
-    A = torch.empty_like(T)
+    parts = prepared(call, k)
+    T, A, sc = carve(room_for(parts, k) if room is None else room, parts)
     marks = torch.empty(tiles, dtype=torch.int32, device=k.device) if call.part == 1 else long
-    sc = torch.empty(tiles, _SC, C, dtype=torch.float32, device=k.device)
     d = p.descriptors
     args = (
         q, k, k if read is None else read, _descriptor(q, rows, s.H * s.K, C, p.prep_k, d),
