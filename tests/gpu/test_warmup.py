@@ -29,7 +29,7 @@ for B, T, H in sizes:
     for packed in (False, True):
         B = 1 if packed else B
         cu = torch.tensor([0, T // 3, T // 3, T], device="cuda") if packed else None
-        x = [torch.randn(B, T, H, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+        x = [torch.randn(B, T, H, 32, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
         x += [torch.randn(B, T, H, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
         flags = dict(
             use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True,
@@ -54,7 +54,7 @@ def _gpu():
 
 def test_nothing_is_left_to_compile(tmp_path):
     env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
-    words = "warmup gated_delta_rule.chunk_gated_delta_rule --form all_in_kernel --head-dim 64 --gates float32 --json"
+    words = "warmup gated_delta_rule.chunk_gated_delta_rule --form all_in_kernel --head-dim 32 --gates float32 --json"
     done = subprocess.run([sys.executable, "-m", "fla", *words.split()], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout)
