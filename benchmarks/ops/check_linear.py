@@ -50,16 +50,13 @@ def gra(launch: Launch, block_k: int, block_v: int) -> dict:
 
 # Launches of each kernel that are compared at D = 128.
 FORWARD = {f"f{v}w{w}s{s}": fwd(L(w, s), v) for v, w, s in ((128, 8, 3), (64, 4, 3))}
-STATES = {f"s{v}w{w}s{s}": sta(L(w, s), v) for v, w, s in ((64, 4, 2), (64, 4, 3), (128, 8, 3))}
+STATES = {f"s{v}w{w}s{s}": {"both": False, **sta(L(w, s), v)} for v, w, s in ((64, 4, 3),)}
 DV = {
-    "r128w8s3": {"dv_scan": True, "block_v": 128, "reverse": L(8, 3)},
-    "r64w4s3": {"dv_scan": True, "block_v": 64, "reverse": L(4, 3)},
-    "r64w4s2": {"dv_scan": True, "block_v": 64, "reverse": L(4, 2)},
-    "o128w4": {"out": L(4, 1), "out_v": 128}, "o64w4": {"out": L(4, 1), "out_v": 64},
-    "o128w8": {"out": L(8, 1), "out_v": 128},
+    "r128w8s3": {"both": False, "block_v": 128, "reverse": L(8, 3)},
+    "o128w4": {"both": False, "dv_scan": False, "out": L(4, 1), "out_v": 128}, "o64w4": {"both": False, "dv_scan": False, "out_v": 64},
 }  # fmt: skip
-BOTH = {f"b{v}s{s}": {"both": True, "both_v": v, "both_stages": s} for v, s in ((64, 3), (128, 3), (128, 2), (64, 2))}
-THRICE = {"m1": (1, {}), "m2": (2, {}), "m4": (4, {}), "m8": (8, {})}
+BOTH = {f"b{v}s{s}": {"both": True, "both_v": v, "both_stages": s} for v, s in ((64, 3), (64, 2))}
+THRICE = {"m4": (4, {}), "m8": (8, {}), "m4 chunk 64": (4, {"long_chunk": 64})}
 GRAD = {
     "g128,128w4": gra(L(4), 128, 128), "g128,64w4": gra(L(4), 128, 64), "g64,128w4": gra(L(4), 64, 128),
     "g128,128w8": gra(L(8), 128, 128),
@@ -111,8 +108,17 @@ CASES: dict[str, tuple[dict, dict]] = {
     "both split": ({"T": 1000, "H": 2, "initial": True}, {"both": True, "segments": 4}),
     "both wide": ({"T": 300, "H": 70}, {"both": True, "both_v": 128}),
     "apart": ({"T": 300, "H": 70, "initial": True}, {"both": False}),
-    "marks head": ({"T": 2200, "H": 70, "gate": "head", "initial": True, "B": 1}, {}),
-    "marks none": ({"T": 2200, "H": 70, "gate": None, "initial": True, "v_first": True}, {}),
+    "marks head": ({"T": 500, "H": 70, "gate": "head", "initial": True}, {"marks": 3}),
+    "marks none": ({"T": 600, "H": 70, "gate": None, "initial": True, "v_first": True}, {"marks": 3}),
+    "weak": ({"T": 600, "H": 70, "gate": "head", "initial": True}, {"marks": 3, "weak": True}),
+    "weak fp16": ({"T": 300, "H": 70, "gate": "head", "dtype": HF}, {"weak": True}),
+    "weak varlen": (
+        {"T": 500, "H": 70, "gate": "head", "initial": True, "v_first": True, "cu": [0, 5, 5, 140, 500]},
+        {"weak": True},
+    ),
+    "weak 64": ({"T": 300, "H": 70, "gate": "head"}, {"weak": True, "long_chunk": 64}),
+    "none 64": ({"T": 300, "H": 70, "gate": None}, {"long_chunk": 64}),
+    "none fp16": ({"T": 300, "H": 70, "gate": None, "dtype": HF, "initial": True}, {}),
     "marks K64 V128": ({"T": 600, "H": 70, "K": 64, "V": 128, "gate": "head", "initial": True}, {"marks": 3}),
     "marks varlen": (
         {"T": 900, "H": 70, "gate": "head", "initial": True, "cu": [0, 5, 5, 69, 500, 900]},
@@ -133,6 +139,8 @@ def check(name: str) -> tuple[dict[str, float], dict[str, object]]:
     if low is not None:
         x["g"][:, ::5] = low
     change = dict(change)
+    if weak := change.pop("weak", False):
+        x["g_gamma"] = torch.log1p(-(2.0 ** (-5 - torch.arange(x["g_gamma"].numel(), device="cuda").float() / 8)))
     segments, marks, vf = change.pop("segments", None), change.pop("marks", None), s.get("v_first", False)
     heads = x["v"].shape[2] * (len(cu) - 1 if cu else x["v"].shape[0])
     plan = scalar_plan(chip_of(x["q"].device), dtype, x["q"].shape[-1], x["v"].shape[-1], heads)
@@ -143,7 +151,7 @@ def check(name: str) -> tuple[dict[str, float], dict[str, object]]:
     for _ in range(3):
         y = {n: t.clone().requires_grad_(n != "g_gamma") for n, t in x.items()}
         o, ht = scalar_linear(
-            **y, output_final_state=True, state_v_first=vf, plan=plan, segments=segments, marks=marks, reverse=reverse,
+            **y, output_final_state=True, state_v_first=vf, plan=plan, segments=segments, marks=marks, reverse=reverse, weak=weak,
             cu_seqlens=torch.tensor(cu, device="cuda") if cu else None,
         )  # fmt: skip
         dht = torch.randn_like(ht) if dht is None else dht
@@ -256,16 +264,19 @@ def one(name: str) -> None:
 def kernels(shape: str, gate: str | None = "token", run: bool = True) -> None:
     """Milliseconds of each kernel by launch; ``run=False`` compiles them only."""
     B, T, H, D = SHAPES[shape]
-    x = make_inputs(B, T if run else 128, H, D, dtype=BF, device="cuda", gate=gate)
+    x = make_inputs(B, T if run else 128, H, D, dtype=BF, device="cuda", gate="head" if gate == "weak" else gate)
+    if gate == "weak":
+        x["g_gamma"] *= 0.0
     q, k, v, g, gamma = x["q"], x["k"], x["v"], x.get("g"), x.get("g_gamma")
     base = scalar_plan(chip_of(q.device), BF, D, D, B * H)
     decay = 1 if g is not None else 2 if gamma is not None else 0
+    weak = gate == "weak"
     do = torch.randn_like(v)
     row: list[str] = []
 
     def clock(kind: str, name: str, change: dict, S=None, X=None, marks: int = 1):
         plan = dataclasses.replace(base, **change)
-        call = ScalarCall.make(k, v, D**-0.5, decay, False, None, plan=plan, segments=1, marks=marks)
+        call = ScalarCall.make(k, v, D**-0.5, decay, False, None, plan=plan, segments=1, marks=marks, weak=weak)
         try:
             decays = Decays(scalar.decay_sums(call, g), gamma)
             entry = scalar.marked(call, k)
@@ -290,9 +301,13 @@ def kernels(shape: str, gate: str | None = "token", run: bool = True) -> None:
     for name, change in FORWARD.items():
         clock("forward", name, change)
     if gate != "token":
+        clock("forward", "chunk 64", {"long_chunk": 64})
         clock("forward", "m4", {}, marks=4)
         for name, (marks, change) in THRICE.items():
             clock("thrice", name, change, marks=marks)
+    if gate == "weak":
+        print(f"{shape} {gate}: " + "  ".join(row), flush=True)
+        return
     S, X, _ = clock("states", "plan", {})
     for name, change in {**STATES, **DV, **BOTH}.items() if gate == "token" else ():
         clock("states", name, change)

@@ -64,7 +64,17 @@ def _compile_ahead(call: ScalarCall, final: bool, inputs: tuple[Tensor | None, .
         _backward(*x, *saved, o, None, call, x[5] is not None)  # type: ignore[call-arg, arg-type]
 
     def size() -> Any:
-        return call.plan, call.K, call.V, call.decay, call.v_first, call.segments > 1, call.marks > 1, call.tail
+        return (
+            call.plan,
+            call.K,
+            call.V,
+            call.decay,
+            call.mild,
+            call.v_first,
+            call.segments > 1,
+            call.marks > 1,
+            call.tail,
+        )
 
     first_call(call.sent, final, size, inputs, step)
 
@@ -110,12 +120,13 @@ def scalar_linear(
     q: Tensor, k: Tensor, v: Tensor, *, g: Tensor | None = None, g_gamma: Tensor | None = None,
     scale: float | None = None, initial_state: Tensor | None = None, output_final_state: bool = False,
     reverse: bool = False, state_v_first: bool = False, cu_seqlens: Tensor | None = None, tokens: bool = False,
-    **make: Any,
+    weak: bool = False, **make: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Linear attention with a decay per token, per head or none; differentiable in all but ``g_gamma``.
 
     q, k `[B, T, H, K]`, v `[B, T, H, V]` of one 16- or 32-bit dtype; g `[B, T, H]` and g_gamma `[H]`: natural log
-    decays, any float. ``tokens``: short calls without gradients go token by token. Arguments have been checked by the
+    decays, any float. ``tokens``: short calls without gradients go token by token. ``weak``: g_gamma is at most a 16th
+    of a bit a token, which is not looked at. Arguments have been checked by the
     public functions.
 
     Source: Yang et al., "Gated Linear Attention Transformers with Hardware-Efficient Training" (2023), section 4.
@@ -138,11 +149,11 @@ def scalar_linear(
         if reverse:
             return _reversed(
                 q, k, v, g, h0, cu_seqlens, g_gamma=g_gamma, scale=scale, output_final_state=output_final_state,
-                state_v_first=state_v_first, **make,
+                state_v_first=state_v_first, weak=weak, **make,
             )  # fmt: skip
         decay = TOKEN_DECAY if g is not None else NO_DECAY if g_gamma is None else HEAD_DECAY
         cu = _c(cu_seqlens)
-        call = ScalarCall.make(k, v, scale, decay, state_v_first, cu, **make)
+        call = ScalarCall.make(k, v, scale, decay, state_v_first, cu, weak=weak and decay == HEAD_DECAY, **make)
         inputs = (q, k, v, g, g_gamma, h0, cu)
         if needs_backward(inputs):
             return ScalarLinear.apply(*inputs, call, output_final_state)
