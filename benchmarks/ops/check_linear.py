@@ -53,7 +53,8 @@ FORWARD = {f"f{v}w{w}s{s}": fwd(L(w, s), v) for v, w, s in ((128, 8, 3), (64, 4,
 STATES = {f"s{v}w{w}s{s}": {"both": False, **sta(L(w, s), v)} for v, w, s in ((64, 4, 3),)}
 DV = {
     "r128w8s3": {"both": False, "block_v": 128, "reverse": L(8, 3)},
-    "o128w4": {"both": False, "dv_scan": False, "out": L(4, 1), "out_v": 128}, "o64w4": {"both": False, "dv_scan": False, "out_v": 64},
+    "o128w4": {"both": False, "dv_scan": False, "out": L(4, 1), "out_v": 128},
+    "o64w4": {"both": False, "dv_scan": False, "out_v": 64},
 }  # fmt: skip
 BOTH = {f"b{v}s{s}": {"both": True, "both_v": v, "both_stages": s} for v, s in ((64, 3), (64, 2))}
 THRICE = {"m4": (4, {}), "m8": (8, {}), "m4 chunk 64": (4, {"long_chunk": 64})}
@@ -140,7 +141,7 @@ def check(name: str) -> tuple[dict[str, float], dict[str, object]]:
         x["g"][:, ::5] = low
     change = dict(change)
     if weak := change.pop("weak", False):
-        x["g_gamma"] = torch.log1p(-(2.0 ** (-5 - torch.arange(x["g_gamma"].numel(), device="cuda").float() / 8)))
+        x["g_gamma"] = torch.log1p(-(2.0 ** (-5 - torch.arange(70, device=x["q"].device) / 8)))
     segments, marks, vf = change.pop("segments", None), change.pop("marks", None), s.get("v_first", False)
     heads = x["v"].shape[2] * (len(cu) - 1 if cu else x["v"].shape[0])
     plan = scalar_plan(chip_of(x["q"].device), dtype, x["q"].shape[-1], x["v"].shape[-1], heads)
@@ -151,8 +152,8 @@ def check(name: str) -> tuple[dict[str, float], dict[str, object]]:
     for _ in range(3):
         y = {n: t.clone().requires_grad_(n != "g_gamma") for n, t in x.items()}
         o, ht = scalar_linear(
-            **y, output_final_state=True, state_v_first=vf, plan=plan, segments=segments, marks=marks, reverse=reverse, weak=weak,
-            cu_seqlens=torch.tensor(cu, device="cuda") if cu else None,
+            **y, output_final_state=True, state_v_first=vf, plan=plan, segments=segments, marks=marks,
+            reverse=reverse, weak=weak, cu_seqlens=torch.tensor(cu, device="cuda") if cu else None,
         )  # fmt: skip
         dht = torch.randn_like(ht) if dht is None else dht
         leaves = {n: t for n, t in y.items() if t.requires_grad}
@@ -355,7 +356,8 @@ TIMED = {
 def main() -> None:
     what, names = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("check", [])
     if what == "one":
-        one(names[0])
+        for name in names:
+            one(name)
         return
     import triton
 
