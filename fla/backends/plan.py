@@ -273,9 +273,14 @@ class AllMatters:
 
 
 class Entry:
-    """What is left for one static signature. ``direct`` is set where nothing has to be asked."""
+    """What is left for one static signature.
 
-    __slots__ = ("candidates", "cell", "core", "core_name", "decision", "direct", "refused", "triton_verify")
+    ``direct`` is set where nothing has to be asked, ``verify_alone`` where only the Triton path has to.
+    """
+
+    __slots__ = (
+        "candidates", "cell", "core", "core_name", "decision", "direct", "refused", "triton_verify", "verify_alone",
+    )  # fmt: skip
 
     def __init__(self, op: DispatchedOp, plan: Plan, key: Any, facts: Facts, *, training: bool = False) -> None:
         refused = list(plan.refused)
@@ -311,8 +316,11 @@ class Entry:
             self.core = None
         self.cell = op.cell(self.core_name)
         self.decision = Decision(op.operation, op.name, self.core_name, True, self.refused)
-        plain = not self.candidates and self.core is not None and self.triton_verify is None
-        self.direct = direct if plain and plan.error is None and not plan.traced and not training else None
+        alone = (
+            not self.candidates and self.core is not None and plan.error is None and not plan.traced and not training
+        )
+        self.direct = direct if alone and self.triton_verify is None else None
+        self.verify_alone = self.triton_verify if alone else None
 
 
 def static_refusal(op: DispatchedOp, row: Registration, key: Any, facts: Facts, *, probe: bool) -> Rejection | None:
