@@ -7,8 +7,8 @@ from fla.backends import Measured, Point
 
 _WITH = {"card": "H200", "versions": "torch 2.11, triton 3.6, tilelang 0.1.15", "core": "1.0.0.dev0"}
 
-#: Inference, norms in the kernel, no states; all of both tables in one run of ``benchmarks/table.py``. What a call
-#: among others costs: the time of the device (cold L2) or that of the host, whichever is longer. K and V are 128, in the last
+#: Inference, norms in the kernel, no states; all of both tables in one run of ``benchmarks/table.py``. A call among
+#: others costs the time of the device (cold L2) or that of the host, whichever is longer. K and V are 128, in the last
 #: line 64.
 GATED_DELTA_RULE = Measured(
     (
