@@ -13,14 +13,16 @@ DATA = ("cu_seqlens", "cu_seqlens_cpu")
 _GOOD_AT_MOST = 1024
 
 
-def unless_seen(validate: Callable[..., None], names: tuple[str, ...]) -> Callable[..., None]:
+def unless_seen(
+    validate: Callable[..., None], names: tuple[str, ...], looked_at: tuple[str, ...] = DATA
+) -> Callable[..., None]:
     """``validate``, skipped where shapes, dtypes, devices and flags have passed it before.
 
-    ``names`` are the parameters in order; those of `DATA` are taken by position. Calls that give one of them, and calls
-    with anything but tensors, numbers and None, are checked every time.
+    ``names`` are the parameters in order, with those of ``looked_at`` taken by position. Calls that give one, and
+    calls with anything but tensors, numbers and None, are checked every time.
     """
     good: set[Any] = set()
-    data = tuple(names.index(name) for name in DATA if name in names)
+    data = tuple(names.index(name) for name in looked_at if name in names)
 
     def run(*args: Any, **kwargs: Any) -> None:
         key = None

@@ -15,6 +15,7 @@ from torch import Tensor
 from fla.backends import dispatch
 from fla.ops._common import checks
 from fla.ops._common.old_keywords import HEAD_FIRST, STATE_LAYOUT
+from fla.ops._common.seen import DATA, unless_seen
 from fla.ops._delta.rows import Decay, DeltaRow
 from fla.ops._delta.validate import check_beta, check_call, check_gate
 
@@ -24,8 +25,7 @@ __all__ = ["HEAD_FIRST", "STATE_LAYOUT", "Sizes", "Values", "delta_op"]
 Values = Mapping[str, Any]
 Sizes = Mapping[str, int]
 _F = TypeVar("_F", bound=Callable[..., Any])
-_GOOD_AT_MOST = 256
-_DATA = ("cu_seqlens", "cu_seqlens_cpu", "ssm_state_indices", "num_accepted_tokens")
+_DATA = (*DATA, "ssm_state_indices", "num_accepted_tokens")
 
 
 def delta_op(
@@ -55,21 +55,7 @@ def delta_op(
             name for name in ("q", "k", "v", *shapes) if parameters[name].default is inspect.Parameter.empty
         )
 
-        good: set[Any] = set()
-        # All of them are taken by position.
-        data = tuple(names.index(name) for name in _DATA if name in names)
-
         def validate(*args: Any, **kwargs: Any) -> None:
-            # Shapes, dtypes and flags that were right once are right. Offsets and slots have values, which are looked
-            # at every time.
-            key = None
-            for i in data:
-                if i >= len(args) or args[i] is not None:
-                    break
-            else:
-                key = checks.static_facts((*args, *kwargs.values()))
-                if key in good:
-                    return
             values = {**dict(zip(names, args, strict=False)), **kwargs}
             for name in required:
                 checks.check_tensor(name, values[name])
@@ -78,12 +64,9 @@ def delta_op(
                 checks.check_chunk_size(values["chunk_size"], chunk_sizes)
             if check is not None:
                 check(values, sizes)
-            if key is not None:
-                if len(good) >= _GOOD_AT_MOST:
-                    good.clear()
-                good.add(key)
 
-        return dispatch(row.op, validate=validate, **options)(fn)
+        # Shapes, dtypes and flags that were right once are right. Offsets and slots are looked at every time.
+        return dispatch(row.op, validate=unless_seen(validate, names, _DATA), **options)(fn)
 
     return decorate
 
