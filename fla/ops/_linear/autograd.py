@@ -13,7 +13,7 @@ from fla.ops._common.device_index import known_table
 from fla.ops._common.first_call import first_call
 from fla.ops._common.launch import aligned, on_device
 from fla.ops._common.single import once
-from fla.ops._common.tape import taped
+from fla.ops._common.tape import Known, KnownCalls, look
 from fla.ops._linear import scalar
 from fla.ops._linear.kernels.scalar_scan import HEAD_DECAY, NO_DECAY, TOKEN_DECAY
 from fla.ops._linear.policy import DECODE_TOKENS
@@ -53,45 +53,18 @@ def _backward(
     return dq, dk, dv, dg, dh0
 
 
-def _run(call: ScalarCall, final: bool, save: bool, inputs: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
-    found: tuple[Any, ...] = taped(call.tapes, ("forward", final, save), _forward, inputs, call, final, save)
-    return found
-
-
-def _compile_ahead(call: ScalarCall, final: bool, inputs: tuple[Tensor | None, ...]) -> None:
-    def step(*x: Tensor | None) -> None:
-        o, _, *saved = _forward(*x, call, final, True)  # type: ignore[call-arg, arg-type]
-        _backward(*x, *saved, o, None, call, x[5] is not None)  # type: ignore[call-arg, arg-type]
-
-    def size() -> Any:
-        return (
-            call.plan,
-            call.K,
-            call.V,
-            call.decay,
-            call.mild,
-            call.v_first,
-            call.segments > 1,
-            call.marks > 1,
-            call.tail,
-        )
-
-    first_call(call.sent, final, size, inputs, step)
-
-
 class ScalarLinear(torch.autograd.Function):
     """``(o, final state or None)``; see `scalar_linear`."""
 
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gamma: Tensor | None, h0: Tensor | None,
-        cu: Tensor | None, call: ScalarCall, final: bool,
+        cu: Tensor | None, known: Known, final: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         inputs = (q, k, v, g, gamma, h0, cu)
-        _compile_ahead(call, final, inputs)
-        o, ht, *saved = _run(call, final, True, inputs)
+        o, ht, *saved = known.run("forward", _forward, inputs, final, True)
         ctx.save_for_backward(*inputs, *saved)
-        ctx.call = call
+        ctx.known = known
         ctx.set_materialize_grads(False)
         return o, ht
 
@@ -103,13 +76,28 @@ class ScalarLinear(torch.autograd.Function):
         saved = ctx.saved_tensors
         do = torch.zeros_like(saved[2]) if do is None else aligned(do)
         dht = None if dht is None else dht.contiguous()
-        call: ScalarCall = ctx.call
         into_state = ctx.needs_input_grad[5]
-        with on_device(saved[0]):
-            dq, dk, dv, dg, dh0 = taped(
-                call.tapes, ("backward", into_state), _backward, (*saved, do, dht), call, into_state
-            )
+        with on_device(do):
+            name = ("backward", into_state, dht is None)
+            dq, dk, dv, dg, dh0 = ctx.known.run(name, _backward, (*saved, do, dht), into_state)
         return dq, dk, dv, dg, None, dh0, None, None, None
+
+
+_calls = KnownCalls()
+
+
+def _compile_ahead(call: ScalarCall, inputs: tuple[Tensor | None, ...], final: bool) -> None:
+    """Have the kernels of a call compiled side by side."""
+    train = needs_backward(inputs)
+    into_state = inputs[5] is not None and inputs[5].requires_grad
+
+    def step(*x: Tensor | None) -> None:
+        o, _, *saved = _forward(*x, call, final, train)  # type: ignore[call-arg, arg-type]
+        if train:
+            _backward(*x, *saved, o, None, call, into_state)  # type: ignore[call-arg, arg-type]
+
+    flags = (call.decay, call.mild, call.v_first, call.segments > 1, call.marks > 1, call.tail, train, into_state)
+    first_call(set(), "scalar linear", lambda: (call.plan, call.K, call.V, *flags), inputs, step)
 
 
 def _c(x: Tensor | None) -> Tensor | None:
@@ -131,11 +119,17 @@ def scalar_linear(
 
     Source: Yang et al., "Gated Linear Attention Transformers with Hardware-Efficient Training" (2023), section 4.
     """
+    inputs: tuple[Any, ...] = (q, k, v, g, g_gamma, initial_state, cu_seqlens)
+    flags = (scale, output_final_state, state_v_first, weak)
+    short = tokens and k.shape[1] <= DECODE_TOKENS and not needs_backward(inputs)
+    plain = not (short or reverse or make)
+    known = _calls.get((look(inputs), flags)) if plain else None
+    if known is not None:
+        return _run(inputs, known, output_final_state)
     q, k, v = aligned(q), aligned(k), aligned(v)
-    g, g_gamma, h0 = _c(g), _c(g_gamma), _c(initial_state)
+    g, g_gamma, h0, cu = (_c(x) for x in (g, g_gamma, initial_state, cu_seqlens))
     scale = k.shape[-1] ** -0.5 if scale is None else scale
-    sequences = k.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
-    short = tokens and k.shape[1] <= DECODE_TOKENS and not needs_backward((q, k, v, g, h0))
+    sequences = k.shape[0] if cu is None else cu.numel() - 1
     if k.numel() == 0 or v.numel() == 0 or sequences == 0:
         return _nothing_to_scan(
             q, k, v, h0, (sequences, k.shape[2], k.shape[3], v.shape[3]), output_final_state, state_v_first
@@ -144,21 +138,29 @@ def scalar_linear(
         if short:
             return scalar.recurrent(
                 q, k, v, g=g, gamma=g_gamma, scale=scale, state=h0, final=output_final_state, reverse=reverse,
-                v_first=state_v_first, cu_seqlens=_c(cu_seqlens),
+                v_first=state_v_first, cu_seqlens=cu,
             )  # fmt: skip
         if reverse:
             return _reversed(
-                q, k, v, g, h0, cu_seqlens, g_gamma=g_gamma, scale=scale, output_final_state=output_final_state,
+                q, k, v, g, h0, cu, g_gamma=g_gamma, scale=scale, output_final_state=output_final_state,
                 state_v_first=state_v_first, weak=weak, **make,
             )  # fmt: skip
         decay = TOKEN_DECAY if g is not None else NO_DECAY if g_gamma is None else HEAD_DECAY
-        cu = _c(cu_seqlens)
         call = ScalarCall.make(k, v, scale, decay, state_v_first, cu, weak=weak and decay == HEAD_DECAY, **make)
         inputs = (q, k, v, g, g_gamma, h0, cu)
+        if plain:
+            _compile_ahead(call, inputs, output_final_state)
+    known = _calls.add((look(inputs), flags), call) if plain else Known(call)
+    return _run(inputs, known, output_final_state)
+
+
+def _run(inputs: tuple[Any, ...], known: Known, final: bool) -> tuple[Tensor, Tensor | None]:
+    with on_device(inputs[0]):
         if needs_backward(inputs):
-            return ScalarLinear.apply(*inputs, call, output_final_state)
-        out, state = _run(call, output_final_state, False, inputs)
-    return out, state
+            found: tuple[Tensor, Tensor | None] = ScalarLinear.apply(*inputs, known, final)
+        else:
+            found = known.run("infer", _forward, inputs, final, False)
+    return found
 
 
 def _reversed(

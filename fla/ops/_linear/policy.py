@@ -58,7 +58,7 @@ class ScalarPlan:
     both: bool = False
     both_v: int = 64
     both_stages: int = 3
-    long_chunk: int = 64
+    long_chunk: int = 0
     long: Launch = _LONG
 
 

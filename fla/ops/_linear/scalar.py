@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -48,8 +48,6 @@ class ScalarCall:
     segments: int = 1  # stretches that each sequence is cut into
     weak: bool = False  # decays are per head and of at most a 16th of a bit a token
     marks: int = 1  # stretches that the backward's scan in the order of time is cut into, where others are not
-    tapes: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
-    sent: set[Any] = field(default_factory=set, compare=False, repr=False)  # kernels compiled ahead
 
     @classmethod
     def make(
@@ -65,7 +63,7 @@ class ScalarCall:
             return made
         segments = made.segments if segments is None else segments
         marks = made.marks if marks is None else marks
-        return replace(made, segments=segments, marks=marks if segments == 1 else 1, tapes={}, sent=set())
+        return replace(made, segments=segments, marks=marks if segments == 1 else 1)
 
     def packed(self, table: ChunkTable) -> ScalarCall:
         """This call with the table of its sequences; what is written out of it stays in one place."""
@@ -96,8 +94,9 @@ class ScalarCall:
     @property
     def scan_chunk(self) -> int:
         """Tokens a chunk of the scans that look at nothing by chunk. Stretches begin at the chunks of all passes."""
-        long = (self.decay == NO_DECAY or self.weak) and self.segments == 1
-        return self.plan.long_chunk if long and self.plan.long_chunk > self.plan.chunk else self.plan.chunk
+        p = self.plan
+        long = p.descriptors and p.long_chunk > p.chunk and (self.decay == NO_DECAY or self.weak)
+        return p.long_chunk if long and self.segments == 1 else p.chunk
 
     @property
     def mild(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -125,8 +125,6 @@ class VectorCall:
     scale: float
     v_first: bool
     segments: int  # stretches that each sequence is cut into
-    tapes: dict[Any, Any] = field(default_factory=dict, repr=False)
-    sent: set[Any] = field(default_factory=set, compare=False, repr=False)  # kernels compiled ahead
 
     @classmethod
     def make(

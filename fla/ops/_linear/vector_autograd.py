@@ -12,7 +12,7 @@ from fla.backends import needs_backward
 from fla.ops._common.first_call import first_call
 from fla.ops._common.launch import aligned, on_device
 from fla.ops._common.single import once
-from fla.ops._common.tape import Body, taped
+from fla.ops._common.tape import Body, Known, KnownCalls, look
 from fla.ops._linear.vector import VectorCall, Work
 
 # The chunk gradient can take the softmax of up to so many channels along.
@@ -83,26 +83,25 @@ def _values_backward(
     return dq, dk, dv, dg, dh0
 
 
-def _run(what: Body, call: VectorCall, inputs: tuple[Tensor | None, ...], *static: bool) -> tuple[Any, ...]:
-    """``what``, written out once for its sizes."""
-    found: tuple[Any, ...] = taped(call.tapes, (what, static), what, inputs, call, *static)
-    return found
+_calls = KnownCalls()
 
 
 def _compile_ahead(
     forward: Body, backward: Body, call: VectorCall, inputs: tuple[Tensor | None, ...], final: bool, *more: bool
 ) -> None:
-    """Have the kernels of a training step compiled side by side at its first call."""
+    """Have the kernels of a call compiled side by side."""
+    train = needs_backward(inputs)
+    h0 = inputs[-2]
+    into_state = h0 is not None and h0.requires_grad
 
     def step(*x: Tensor | None) -> None:
-        o, _, *saved = forward(*x, call, final, *more, True)
-        kept = (o if more[0] else None, *saved) if more else saved
-        backward(*x, *kept, o, None, call, x[-2] is not None)
+        o, _, *saved = forward(*x, call, final, *more, train)
+        if train:
+            kept = (o if more[0] else None, *saved) if more else saved
+            backward(*x, *kept, o, None, call, into_state)
 
-    def size() -> Any:
-        return call.plan, call.k[3], call.v[3], call.v_first, call.ragged, call.packed, call.segments > 1
-
-    first_call(call.sent, (forward, final, more), size, inputs, step)
+    sizes = (call.plan, call.k[3], call.v[3], call.v_first, call.ragged, call.packed, call.segments > 1)
+    first_call(set(), forward, lambda: (*sizes, train, into_state, final, more), inputs, step)
 
 
 class KeyDecay(torch.autograd.Function):
@@ -111,13 +110,12 @@ class KeyDecay(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, u: Tensor | None, h0: Tensor | None, cu: Tensor | None,
-        call: VectorCall, final: bool,
+        known: Known, final: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         inputs = (q, k, v, g, u, h0, cu)
-        _compile_ahead(_keys, _keys_backward, call, inputs, final)
-        o, ht, *saved = _run(_keys, call, inputs, final, True)
+        o, ht, *saved = known.run("forward", _keys, inputs, final, True)
         ctx.save_for_backward(*inputs, *saved)
-        ctx.call = call
+        ctx.known = known
         ctx.set_materialize_grads(False)
         return o, ht
 
@@ -129,8 +127,10 @@ class KeyDecay(torch.autograd.Function):
         saved = ctx.saved_tensors
         do = torch.zeros_like(saved[2]) if do is None else aligned(do)
         dht = None if dht is None else dht.contiguous()
-        with on_device(saved[0]):
-            grads = _run(_keys_backward, ctx.call, (*saved, do, dht), ctx.needs_input_grad[5])
+        into_state = ctx.needs_input_grad[5]
+        with on_device(do):
+            name = ("backward", into_state, dht is None)
+            grads = ctx.known.run(name, _keys_backward, (*saved, do, dht), into_state)
         return *grads, None, None, None
 
 
@@ -144,14 +144,13 @@ class ValueDecay(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, h0: Tensor | None, cu: Tensor | None, call: VectorCall,
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, h0: Tensor | None, cu: Tensor | None, known: Known,
         final: bool, softmax: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         inputs = (q, k, v, g, h0, cu)
-        _compile_ahead(_values, _values_backward, call, inputs, final, softmax)
-        o, ht, *saved = _run(_values, call, inputs, final, softmax, True)
+        o, ht, *saved = known.run("forward", _values, inputs, final, softmax, True)
         ctx.save_for_backward(*inputs, o if softmax else None, *saved)
-        ctx.call = call
+        ctx.known = known
         ctx.set_materialize_grads(False)
         return o, ht
 
@@ -163,8 +162,10 @@ class ValueDecay(torch.autograd.Function):
         saved = ctx.saved_tensors
         do = torch.zeros_like(saved[2]) if do is None else aligned(do)
         dht = None if dht is None else dht.contiguous()
-        with on_device(saved[0]):
-            grads = _run(_values_backward, ctx.call, (*saved, do, dht), ctx.needs_input_grad[4])
+        into_state = ctx.needs_input_grad[4]
+        with on_device(do):
+            name = ("backward", into_state, dht is None)
+            grads = ctx.known.run(name, _values_backward, (*saved, do, dht), into_state)
         return *grads, None, None, None, None
 
 
@@ -186,6 +187,12 @@ def vector_linear(
 
     Source: Yang et al., "Gated Linear Attention Transformers with Hardware-Efficient Training" (2023), section 4.
     """
+    inputs: tuple[Any, ...] = (q, k, v, gk, gv, bonus, initial_state, cu_seqlens)
+    flags = (scale, output_final_state, state_v_first, softmax)
+    plain = not (reverse or make)
+    known = _calls.get((look(inputs), flags)) if plain else None
+    if known is not None:
+        return _run(inputs, known, output_final_state, softmax)
     if reverse:
         if cu_seqlens is not None:
             # The last sequence comes first now.
@@ -201,19 +208,38 @@ def vector_linear(
         return o.flip(1), ht if ht is None or cu_seqlens is None else ht.flip(0)
     q, k, v = aligned(q), aligned(k), aligned(v)
     gk, gv, bonus, h0, cu_seqlens = (_c(x) for x in (gk, gv, bonus, initial_state, cu_seqlens))
+    inputs = (q, k, v, gk, gv, bonus, h0, cu_seqlens)
     scale = k.shape[-1] ** -0.5 if scale is None else float(scale)
-    train = needs_backward((q, k, v, gk, gv, bonus, h0))
     with on_device(q):
         if gv is None:
-            assert gk is not None
             call = VectorCall.make(k, v, scale, state_v_first, cu_seqlens, **make)
-            keys = (q, k, v, gk, bonus, h0, cu_seqlens)
-            if train:
-                return KeyDecay.apply(*keys, call, output_final_state)
-            return _run(_keys, call, keys, output_final_state, False)
-        assert gk is None
-        call = VectorCall.make(v, k, scale, not state_v_first, cu_seqlens, **make)
-        values = (q, k, v, gv, h0, cu_seqlens)
-        if train:
-            return ValueDecay.apply(*values, call, output_final_state, softmax)
-        return _run(_values, call, values, output_final_state, softmax, False)
+            if plain:
+                _compile_ahead(_keys, _keys_backward, call, _of_keys(inputs), output_final_state)
+        else:
+            call = VectorCall.make(v, k, scale, not state_v_first, cu_seqlens, **make)
+            if plain:
+                _compile_ahead(_values, _values_backward, call, _of_values(inputs), output_final_state, softmax)
+    known = _calls.add((look(inputs), flags), call) if plain else Known(call)
+    return _run(inputs, known, output_final_state, softmax)
+
+
+def _of_keys(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (*inputs[:4], *inputs[5:])
+
+
+def _of_values(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (*inputs[:3], inputs[4], *inputs[6:])
+
+
+def _run(inputs: tuple[Any, ...], known: Known, final: bool, softmax: bool) -> tuple[Tensor, Tensor | None]:
+    train = needs_backward(inputs)
+    found: tuple[Tensor, Tensor | None]
+    with on_device(inputs[0]):
+        if inputs[4] is None:
+            keys = _of_keys(inputs)
+            found = KeyDecay.apply(*keys, known, final) if train else known.run("infer", _keys, keys, final, False)
+        elif train:
+            found = ValueDecay.apply(*_of_values(inputs), known, final, softmax)
+        else:
+            found = known.run("infer", _values, _of_values(inputs), final, softmax, False)
+    return found
