@@ -72,45 +72,51 @@ _calls = KnownCalls()
 def _step(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gk: Tensor | None, gv: Tensor | None, beta: Tensor | None,
     A_log: Tensor | None, dt_bias: Tensor | None, state: Tensor | None, read: Tensor | None, erase: Tensor | None,
-    gain: Tensor | None, cu: Tensor | None, flags: tuple[Any, ...],
+    gain: Tensor | None, cu: Tensor | None, index: Tensor | None, accepted: Tensor | None, out: Tensor | None,
+    flags: tuple[Any, ...],
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    in_kernel, vector, lower_bound, beta_scale, scale, norm, v_first, final, before = flags
+    in_kernel, vector, lower_bound, beta_scale, scale, norm, v_first, final, in_place, before = flags
     return _recurrent(
         q, k, v, g=g, gk=gk, gv=gv, beta=beta, gates=Gates(in_kernel, vector, A_log, dt_bias, lower_bound, beta_scale),
-        scale=scale, state=state, norm=norm, v_first=v_first, cu_seqlens=cu, final=final, read=read, before=before,
-        erase=erase, gain=gain,
+        scale=scale, state=state, norm=norm, v_first=v_first, cu_seqlens=cu, out=out, final=final, in_place=in_place,
+        pool=None if index is None else Pool(index, accepted), read=read, before=before, erase=erase, gain=gain,
     )  # fmt: skip
 
 
 def recurrent(
     q: Tensor, k: Tensor, v: Tensor, *, g: Tensor | None = None, gk: Tensor | None = None, gv: Tensor | None = None,
     beta: Tensor | None = None, gates: Gates | None = None, scale: float | None = None, state: Tensor | None = None,
-    norm: bool = False, v_first: bool = False, cu_seqlens: Tensor | None = None, final: bool = False,
+    norm: bool = False, v_first: bool = False, cu_seqlens: Tensor | None = None, out: Tensor | None = None,
+    final: bool = False, in_place: bool = False, pool: Pool | None = None, launch: tuple[int, Launch] | None = None,
     read: Tensor | None = None, before: bool = False, erase: Tensor | None = None, gain: Tensor | None = None,
-    **serving: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Outputs `[B, T, HV, V]` in v's dtype and the states asked for, as `fused_recurrent_kda_fwd` describes them.
 
     ``g`` `[B, T, HV]`, ``gk`` `[B, T, HV, K]`, ``gv`` `[B, T, HV, V]`: log decays, which multiply.
     ``read`` `[B, T, H, K]`: the read key, else k; ``before``: the state is read before its decay; ``erase``
-    `[B, T, HV, K]` and ``gain`` `[B, T, HV, V]` multiply the read key (not with ``before``) and v. ``serving``: where
-    results go, as parameters of `_recurrent`; ``launch`` fixes the launch, for checks.
+    `[B, T, HV, K]` and ``gain`` `[B, T, HV, V]` multiply the read key (not with ``before``) and v. ``launch`` fixes the
+    launch, for checks.
     """
     gates = gates or Gates()
-    if not serving:
-        inputs = (q, k, v, g, gk, gv, beta, gates.A_log, gates.dt_bias, state, read, erase, gain, cu_seqlens)
-        seen = look(inputs)
-        if seen is not None:
-            flags = (
-                gates.in_kernel, gates.vector, gates.lower_bound, gates.beta_scale, scale, norm, v_first, final, before,
-            )  # fmt: skip
-            known = _calls.get((seen, flags)) or _calls.add((seen, flags), flags)
-            with on_device(v):
-                found: tuple[Tensor, Tensor | None] = known.run("step", _step, inputs)
-            return found
+    index, accepted = (None, None) if pool is None else (pool.index, pool.accepted)
+    inputs = (
+        q, k, v, g, gk, gv, beta, gates.A_log, gates.dt_bias, state, read, erase, gain, cu_seqlens, index, accepted,
+        out,
+    )  # fmt: skip
+    seen = look(inputs) if launch is None else None
+    if seen is not None:
+        flags = (
+            gates.in_kernel, gates.vector, gates.lower_bound, gates.beta_scale, scale, norm, v_first, final, in_place,
+            before,
+        )  # fmt: skip
+        known = _calls.get((seen, flags)) or _calls.add((seen, flags), flags)
+        with on_device(v):
+            found: tuple[Tensor, Tensor | None] = known.run("step", _step, inputs)
+        return found
     return _recurrent(
         q, k, v, g=g, gk=gk, gv=gv, beta=beta, gates=gates, scale=scale, state=state, norm=norm, v_first=v_first,
-        cu_seqlens=cu_seqlens, final=final, read=read, before=before, erase=erase, gain=gain, **serving,
+        cu_seqlens=cu_seqlens, out=out, final=final, in_place=in_place, pool=pool, launch=launch, read=read,
+        before=before, erase=erase, gain=gain,
     )  # fmt: skip
 
 
@@ -121,7 +127,7 @@ def _recurrent(
     final: bool = False, in_place: bool = False, pool: Pool | None = None, launch: tuple[int, Launch] | None = None,
     read: Tensor | None = None, before: bool = False, erase: Tensor | None = None, gain: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """`recurrent`, with ``out`` and states in place or in a pool."""
+    """`recurrent`, step by step."""
     gates = gates or Gates()
     B, T, H, K = k.shape
     HV, V = v.shape[2:]
