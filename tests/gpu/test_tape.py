@@ -12,12 +12,14 @@ import torch.nn.functional as F
 pytest.importorskip("triton")
 
 from fla.ops._common import tape
-from fla.ops.gated_delta_rule import chunk_gated_delta_rule
-from fla.ops.kda import chunk_kda
+from fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
+from fla.ops.kda import chunk_kda, fused_recurrent_kda
+from fla.ops.kda.fused_recurrent import fused_recurrent_kda_fwd
 
 pytestmark = pytest.mark.gpu
 
 OPS = {"gdn": chunk_gated_delta_rule, "kda": chunk_kda}
+DECODE = {"gdn": fused_recurrent_gated_delta_rule, "kda": fused_recurrent_kda}
 B, T, H, D = 2, 128, 2, 128
 
 
@@ -92,6 +94,43 @@ def test_new_values_in_new_buffers(name, kind, monkeypatch):
         got = step(name, x, flags)
         same(got, itself(name, x, flags, monkeypatch))
     assert len(names) >= 3 * 3, names
+
+
+def tokens(name, seed):
+    """Arguments of one step for three sequences, and states."""
+    gen = torch.Generator(device="cuda").manual_seed(seed)
+    rn = lambda *s: torch.randn(*s, generator=gen, device="cuda")
+    q, k, v = (rn(3, 1, H, D).bfloat16() for _ in range(3))
+    g = F.logsigmoid(rn(3, 1, H, D) if name == "kda" else rn(3, 1, H))
+    return (q, k, v, g), rn(3, 1, H).sigmoid().bfloat16(), rn(3, H, D, D)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_decoding_with_new_values_in_new_buffers(name, monkeypatch):
+    names = written(monkeypatch)
+    kept = []
+    for seed in range(5):
+        x, beta, state = tokens(name, seed)
+        kept.append((x, beta, state))
+
+        def steps(x=x, beta=beta, state=state):
+            flags = {"beta": beta, "initial_state": state, "use_qk_l2norm_in_kernel": True}
+            out = [*DECODE[name](*x, output_final_state=True, **flags)]
+            if name == "kda":
+                pool, slots = state.clone(), torch.tensor([2, -1, 0], dtype=torch.int32, device="cuda")
+                flags["initial_state"] = pool
+                o, back = fused_recurrent_kda_fwd(*x, ssm_state_indices=slots, **flags)
+                assert back is pool
+                out += [o, pool]
+            return out
+
+        with torch.no_grad():
+            got = steps()
+            with monkeypatch.context() as m:
+                m.setattr(tape, "replayed", lambda tapes, key, device, body, inputs, *static: body(*inputs, *static))
+                want = steps()
+        same(got, want)
+    assert names.count("step") == (3 if name == "gdn" else 6)
 
 
 @pytest.mark.parametrize("name", OPS)
