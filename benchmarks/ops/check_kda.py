@@ -69,6 +69,20 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "kept states": ({"T": 512, "H": 4, "sequences": 1}, {"safe": True, "keep": True}),
     "time split": ({**RAW, "T": 8192, "H": 1, "sequences": 1}, {"lower": -5.0, "sigmoid": 1.0}),
     "unnormed fp16": ({"T": 300, "H": 4, "normed": True, "dtype": HF}, {"safe": True, "norm": False}),
+    "unnormed fp16, exact": ({"T": 300, "H": 4, "normed": True, "dtype": HF}, {"norm": False}),
+    "long keys fp16": ({"T": 300, "H": 2, "HV": 4, "normed": True, "dtype": HF}, {"norm": False, "long": 1.4}),
+    "long keys fp16, bounded": (
+        {"T": 200, "H": 2, "normed": True, "dtype": HF, "sequences": 1},
+        {"safe": True, "norm": False, "long": 1.4},
+    ),
+    "gdn2 unnormed fp16": (
+        {"T": 300, "H": 4, "normed": True, "dtype": HF, "channels": True},
+        {"safe": True, "norm": False},
+    ),
+    "gdn2 long keys fp16": (
+        {"T": 200, "H": 2, "normed": True, "dtype": HF, "channels": True},
+        {"safe": True, "norm": False, "long": 1.2},
+    ),
     "gdn2": ({"T": 512, "H": 4, "channels": True}, {"safe": True}),
     "gdn2 fp16": ({"T": 300, "H": 4, "channels": True, "dtype": HF}, {"safe": True}),
     "gdn2, exact": ({"T": 300, "B": 2, "H": 2, "channels": True}, {}),
@@ -142,6 +156,8 @@ def check(name: str, device: str = "cuda") -> dict[str, Any]:
     start = time.time()
     inputs, settings = CASES[name]
     x = make_inputs(**{"K": 128, "dtype": BF, **inputs}, device=device)
+    settings = dict(settings)
+    x["k"] = (x["k"] * settings.pop("long", 1.0)).to(x["k"].dtype)
     dtype, scale_do = x["q"].dtype, settings.get("scale_do", 1.0)
     gen = torch.Generator(device=device).manual_seed(1)
     do = (torch.randn(x["v"].shape, generator=gen, device=device) * scale_do).to(dtype)

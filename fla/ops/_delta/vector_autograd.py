@@ -45,7 +45,16 @@ def _infer(
     o = work.like(v)
     ht = work.final_state() if final else None
     work.scan(h0, o=o, ht=ht)
+    _longer(work, h0, o, ht)
     return o, ht
+
+
+def _longer(work: Work, h0: Tensor | None, o: Tensor, ht: Tensor | None) -> None:
+    """The same once more, for keys that float16 has no room for."""
+    other = work.other()
+    if other is not None:
+        other.prep(train=False)
+        other.scan(h0, o=o, ht=ht)
 
 
 def _forward(
@@ -58,26 +67,35 @@ def _forward(
     ht = work.final_state() if final else None
     states, news = work.state_buffers() if call.keep else (None, None)
     entries = work.scan(h0, o=o, ht=ht, states=states, save=2 if call.keep else 0, news=news)
+    _longer(work, h0, o, ht)
     rows, offsets = work.table.rows, work.table.offsets
-    return o, ht, work.room, entries, states, news, rows, offsets
+    return o, ht, work.room, entries, states, news, work.long, rows, offsets
 
 
 def _backward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, a_log: Tensor | None, dt_bias: Tensor | None,
     h0: Tensor | None, cu: Tensor | None, o: Tensor, room: Tensor, entries: Tensor | None, states: Tensor | None,
-    news: Tensor | None, rows: Tensor | None, offsets: Tensor | None, do: Tensor, dht: Tensor | None, call: VectorCall,
-    into_state: bool,
+    news: Tensor | None, long: Tensor | None, rows: Tensor | None, offsets: Tensor | None, do: Tensor,
+    dht: Tensor | None, call: VectorCall, into_state: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     dh0 = torch.empty_like(h0) if into_state and h0 is not None else None
     table = None
     if cu is not None and rows is not None and offsets is not None:
         table = known_table(q.shape[1], 64, cu, rows, offsets)
-    work = Work(call, q, k, v, g, beta, a_log, dt_bias, None, table)
+    work = Work(call, q, k, v, g, beta, a_log, dt_bias, None, table, long)
     work.carve(room, train=True)
     if states is None or news is None:
         states, news = work.states(h0, entries)
     dv, ys, exits = work.scan_bwd(do, dht, dh0)
-    dq, dk, dg, db, da, dbias = work.grad(o, do, states, news, exits, ys)
+    r = work.gradients()
+    work.grad(o, do, states, news, exits, ys, r)
+    other = work.other()
+    if other is not None:
+        other.prep(train=True)
+        states, news = other.states(h0)
+        _, ys, exits = other.scan_bwd(do, dht, dh0, dv)
+        other.grad(o, do, states, news, exits, ys, r)
+    dq, dk, dg, db, da, dbias = work.summed(r)
     return dq, dk, dv, dg, db, da, dbias, dh0
 
 

@@ -88,7 +88,7 @@ def chunk_vector(
     known = _calls.get((look(inputs), flags))
     if known is not None:
         return _run(inputs, known, final)
-    if needs_range(k.dtype, norm):
+    if needs_range(k.dtype, norm) and chunk_states:
         found: tuple[Tensor | None, ...] = chunk_vector(
             q.float(),
             k.float(),
@@ -123,6 +123,7 @@ def chunk_vector(
         v_first=v_first,
         uncovered=uncovered,
         keep=keep,
+        part=int(needs_range(k.dtype, norm)),
     )
     inputs = tuple(None if x is None else x.contiguous() for x in inputs)
     if not chunk_states or needs_backward(inputs):

@@ -8,6 +8,7 @@ import functools
 import torch
 from torch import Tensor
 
+from fla.ops._common.launch import Launcher
 from fla.ops._common.vector_launch import (  # noqa: F401
     ONES_TYPES,
     TL_TYPES,
@@ -17,6 +18,7 @@ from fla.ops._common.vector_launch import (  # noqa: F401
     matrix_of,
     rows_of,
 )
+from fla.ops._delta.kernels.common import any_long
 from fla.ops._delta.kernels.vector_grad import vector_grad, vector_scores
 from fla.ops._delta.kernels.vector_prep import vector_prep
 from fla.ops._delta.kernels.vector_scan import vector_merge, vector_scan, vector_scan_bwd
@@ -26,6 +28,7 @@ run_prep, run_scan, run_scan_bwd = (
     NamedLauncher(vector_scan),
     NamedLauncher(vector_scan_bwd),
 )
+run_any = Launcher(any_long)
 run_merge, run_scores, run_grad = NamedLauncher(vector_merge), NamedLauncher(vector_scores), NamedLauncher(vector_grad)
 
 

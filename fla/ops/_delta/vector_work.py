@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from fla.ops._delta.vector_launch import (
     matrix_of,
     one_matrices,
     rows_of,
+    run_any,
     run_grad,
     run_merge,
     run_prep,
@@ -59,6 +60,7 @@ class VectorCall:
     v_first: bool = False
     uncovered: bool = False
     keep: bool = False
+    part: int = 0  # of two forms, which: 1 that for unit keys, 2 that in float32 for longer ones; 0: there is one form
 
 
 @dataclass
@@ -84,20 +86,16 @@ def _setup(
 ) -> Setup:  # fmt: skip
     dtype, g, beta = dtypes
     T, K, H, V = q[1], q[3], v[2], v[3]
-    p = plan(
-        chip,
-        str(dtype).removeprefix("torch."),
-        K,
-        V,
-        sequences=sequences,
-        heads=H,
-        length=T,
-        exact=call.exact,
-        normed=call.norm,
-        varlen=varlen,
-        # Descriptors address every head's tile: bases and heads on 16 bytes.
-        aligned=aligned and K * dtype.itemsize % 16 == 0 and V * dtype.itemsize % 16 == 0 and has_descriptors(),
-    )
+    work = torch.float32 if call.part == 2 else dtype
+    kind: dict[str, Any] = {"sequences": sequences, "heads": H, "length": T, "exact": call.exact}
+    kind["varlen"] = varlen
+    # Descriptors address every head's tile: bases and heads on 16 bytes.
+    aligned = aligned and K * dtype.itemsize % 16 == 0 and V * dtype.itemsize % 16 == 0 and has_descriptors()
+    p = plan(chip, str(dtype).removeprefix("torch."), K, V, normed=call.norm or call.part > 0, aligned=aligned, **kind)
+    if call.part == 2:
+        # The parts of sums that both forms write are the same.
+        long = plan(chip, "float32", K, V, normed=False, aligned=False, **kind)
+        p = replace(long, segments=1, gkb=p.gkb, kp=p.kp, vp=p.vp)
     ragged = varlen or T % 64 != 0
     gtma = p.tma and g.itemsize == 2 and g_aligned and K * 2 % 16 == 0
     btma = erase and p.tma and beta.itemsize == 2 and beta_aligned and K * 2 % 16 == 0
@@ -108,7 +106,15 @@ def _setup(
         btma=btma,
         erase=erase,
         raw=call.gate == 0 and g == torch.bfloat16 and p.gscore == "bf16",
-        common={"DT": TL_TYPES[dtype], "PREC": p.prec, "VARLEN": varlen, "ROWS": ragged, "TMA": p.tma},
+        common={
+            "DT": TL_TYPES[work],
+            "IO": TL_TYPES[dtype],
+            "PREC": p.prec,
+            "VARLEN": varlen,
+            "ROWS": ragged,
+            "TMA": p.tma,
+            "PART": call.part,
+        },
         dims={"K": K, "KP": p.kp, "V": V, "VP": p.vp},
         gates={
             "GATE": call.gate,
@@ -122,6 +128,18 @@ def _setup(
             "BTMA": btma,
         },
     )
+
+
+@dataclass
+class Gradients:
+    """Buffers of the gradient kernel: per value head, and in parts where several programs share a sum."""
+
+    dq: Tensor
+    dk: Tensor
+    dg: Tensor
+    db: Tensor
+    da: Tensor | None
+    dbias: Tensor | None
 
 
 class Work:
@@ -139,8 +157,11 @@ class Work:
         dt_bias: Tensor | None,
         cu_seqlens: Tensor | None,
         table: ChunkTable | None = None,
+        long: Tensor | None = None,
     ) -> None:
         self.call, self.q, self.k, self.v, self.g, self.beta = call, q, k, v, g, beta
+        self.dtype = torch.float32 if call.part == 2 else q.dtype  # of everything between inputs and outputs
+        self.long = long  # which of two forms runs: 1 where keys are long
         self.a_log, self.dt_bias = a_log, dt_bias
         self.B, self.T, self.HK, self.K = q.shape
         self.H, self.V = v.shape[2], v.shape[3]
@@ -157,6 +178,14 @@ class Work:
         self.tiles_n = max(self.table.chunks, 1) * self.H
         self.index = (self.table.cu, self.table.offsets)
 
+    def other(self) -> Work | None:
+        """The form of this call for keys that float16 has no room for; None where there is one form."""
+        if self.call.part != 1:
+            return None
+        call = replace(self.call, part=2, keep=False)
+        x = (self.q, self.k, self.v, self.g, self.beta, self.a_log, self.dt_bias)
+        return Work(call, *x, None, self.table, self.long)
+
     def fixed(
         self, launcher: Launcher, launch: Launch, key: tuple[Any, ...], meta: Callable[[], dict[str, Any]]
     ) -> Fixed:
@@ -169,7 +198,7 @@ class Work:
         return found
 
     def new(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        return torch.empty(shape, dtype=dtype or self.q.dtype, device=self.q.device)
+        return torch.empty(shape, dtype=dtype or self.dtype, device=self.q.device)
 
     def like(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         make = torch.zeros_like if self.call.uncovered else torch.empty_like
@@ -189,8 +218,8 @@ class Work:
         """Shapes and types of what `prep` makes: tiles, score matrices, decays, norms."""
         p, n = self.plan, self.tiles_n
         parts: Parts = (
-            ((n * 192, p.kp), self.q.dtype),
-            ((n * 64 * (3 if train else 2), 32), self.q.dtype),
+            ((n * 192, p.kp), self.dtype),
+            ((n * 64 * (3 if train else 2), 32), self.dtype),
             ((n * 2, p.kp), torch.float32),
         )
         return (*parts, ((n, 2, 64), torch.float32)) if train and self.call.norm else parts
@@ -207,6 +236,7 @@ class Work:
         self.carve(room_for(self.prepared(train), self.q), train)
         if self.table.chunks == 0:
             return
+        marks = self.new(self.tiles_n, dtype=torch.int32) if self.call.part == 1 else self.long
         gprec = "raw" if self.raw else p.gprec
         run = self.fixed(
             run_prep,
@@ -237,6 +267,7 @@ class Work:
                 self.mat(self.tiles, 64, p.kb),
                 self.mat(self.mats, 64, 32),
                 self.norms,
+                marks,
                 self.T,
                 self.table.per_sequence,
                 self.H,
@@ -246,6 +277,9 @@ class Work:
             ),
             (self.q, self.g, self.beta, self.a_log, self.dt_bias),
         )
+        if self.call.part == 1:
+            self.long = self.new(1, dtype=torch.int32)
+            run_any(1, (marks, self.long, self.tiles_n), {"BLOCK": 1024}, {"num_warps": 4}, (marks,))
 
     def _scan(
         self,
@@ -291,6 +325,7 @@ class Work:
                 None if news is None else self.mat(news, bv, 32),
                 h0,
                 ht,
+                self.long,
                 *self.index,
                 self.T,
                 self.table.per_sequence,
@@ -357,10 +392,12 @@ class Work:
         self.scan(h0, states=states, save=2, news=news, entries=entries)
         return states, news
 
-    def scan_bwd(self, do: Tensor, dht: Tensor | None, dh0: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def scan_bwd(
+        self, do: Tensor, dht: Tensor | None, dh0: Tensor | None, dv: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Reverse scan: dv, gradients of the new values and of the states after each 32 tokens."""
         p, n = self.plan, self.tiles_n
-        dv = self.like(self.v)
+        dv = self.like(self.v) if dv is None else dv
         exits = self.new(n * 2 * p.vp, p.kp)
         ys = self.new(n * p.vp, 64)
         if self.N > 0 and p.segments == 1:
@@ -401,6 +438,7 @@ class Work:
                 self.mat(ys, bv, 32),
                 dht,
                 dh0,
+                self.long,
                 *self.index,
                 self.T,
                 self.table.per_sequence,
@@ -411,26 +449,52 @@ class Work:
             (do, dht, dh0, self.table.cu),
         )
 
+    def gradients(self) -> Gradients:
+        """Room for what `grad` writes."""
+        p = self.plan
+        B, T, H, K = self.B, self.T, self.H, self.K
+        groups = p.kp // p.gkb
+        chunks = 2 * self.table.chunks
+        wide = torch.float32 if H > self.HK else self.q.dtype
+        make = torch.zeros if self.call.uncovered else torch.empty
+        return Gradients(
+            dq=self.like(self.g, dtype=wide),
+            dk=self.like(self.g, dtype=wide),
+            dg=self.like(self.g),
+            db=self.like(self.beta) if self.erase else make(groups, B, T, H, dtype=torch.float32, device=self.q.device),
+            da=self.new(groups * chunks, H, dtype=torch.float32) if self.setup.gates["RATE"] else None,
+            dbias=self.new(chunks, H, K, dtype=torch.float32) if self.setup.gates["BIAS"] else None,
+        )
+
+    def summed(self, r: Gradients) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+        """dq, dk, dg, dbeta, dA_log, d dt_bias from what `grad` wrote."""
+        B, T, H, K = self.B, self.T, self.H, self.K
+        dq, dk, da, dbias = r.dq, r.dk, r.da, r.dbias
+        group = H // self.HK
+        if group > 1:
+            dq = dq.view(B, T, self.HK, group, K).sum(3)
+            dk = dk.view(B, T, self.HK, group, K).sum(3)
+        return (
+            dq.to(self.q.dtype),
+            dk.to(self.k.dtype),
+            r.dg,
+            r.db if self.erase else sum_parts(r.db, self.beta.dtype),
+            None if da is None or self.a_log is None else da.sum(0).view_as(self.a_log).to(self.a_log.dtype),
+            None
+            if dbias is None or self.dt_bias is None
+            else dbias.sum(0).view_as(self.dt_bias).to(self.dt_bias.dtype),
+        )
+
     def grad(
-        self, o: Tensor, do: Tensor, states: Tensor, news: Tensor, exits: Tensor, ys: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Chunk-local gradients (dq, dk, dg, dbeta, dA_log, d dt_bias)."""
+        self, o: Tensor, do: Tensor, states: Tensor, news: Tensor, exits: Tensor, ys: Tensor, r: Gradients
+    ) -> None:
+        """Chunk-local gradients, into ``r``."""
         p = self.plan
         B, T, H, K = self.B, self.T, self.H, self.K
         group = H // self.HK
         groups = p.kp // p.gkb
         chunks = 2 * self.table.chunks
-        wide = torch.float32 if group > 1 else self.q.dtype
-        dq = self.like(self.g, dtype=wide)
-        dk = self.like(self.g, dtype=wide)
-        dg = self.like(self.g)
-        make = torch.zeros if self.call.uncovered else torch.empty
-        if self.erase:
-            db = self.like(self.beta)
-        else:
-            db = make(groups, B, T, H, dtype=torch.float32, device=self.q.device)
-        da = self.new(groups * chunks, H, dtype=torch.float32) if self.setup.gates["RATE"] else None
-        dbias = self.new(chunks, H, K, dtype=torch.float32) if self.setup.gates["BIAS"] else None
+        dq, dk, dg, db, da, dbias = r.dq, r.dk, r.dg, r.db, r.da, r.dbias
         tma = p.grad_tma
         same = dg.dtype == dq.dtype
         otma = p.out_tma and not self.ragged and group == 1 and p.kp == K
@@ -468,6 +532,7 @@ class Work:
                     self.table.rows,
                     matrix_of(scores, (32, 32), tma),
                     vecs,
+                    self.long,
                     T,
                     self.table.per_sequence,
                     H,
@@ -518,6 +583,7 @@ class Work:
                     db,
                     da,
                     dbias,
+                    self.long,
                     T,
                     self.table.per_sequence,
                     H,
@@ -528,17 +594,3 @@ class Work:
                 ),
                 (self.q, self.g, self.beta, do, self.a_log, self.dt_bias, dq),
             )
-        if group > 1:
-            dq = dq.view(B, T, self.HK, group, K).sum(3)
-            dk = dk.view(B, T, self.HK, group, K).sum(3)
-        dbeta = db if self.erase else sum_parts(db, self.beta.dtype)
-        return (
-            dq.to(self.q.dtype),
-            dk.to(self.k.dtype),
-            dg,
-            dbeta,
-            None if da is None or self.a_log is None else da.sum(0).view_as(self.a_log).to(self.a_log.dtype),
-            None
-            if dbias is None or self.dt_bias is None
-            else dbias.sum(0).view_as(self.dt_bias).to(self.dt_bias.dtype),
-        )

@@ -230,6 +230,32 @@ def test_erase_gates_also_return_states_before_chunks():
         assert ht.shape == (1, 1, 16, 16)
 
 
+def _unit(x):
+    for n in ("q", "k"):
+        x[n] = torch.nn.functional.normalize(x[n].float(), dim=-1).half()
+    return x
+
+
+@pytest.mark.parametrize("safe", [False, True])
+@pytest.mark.parametrize("channels", [False, True])
+def test_half_precision_unit_keys_run_in_half_precision_and_longer_ones_in_fp32(safe, channels):
+    x = _unit(make_inputs(T=70, H=1, HV=2, K=32, dtype=torch.float16, sequences=1, channels=channels))
+    errors = run(x, norm=False, safe=safe)
+    check(errors, 3e-3)
+    assert errors["initial_state"] > 1e-5
+    x["k"][:, 40] *= 1.5
+    errors = run(x, norm=False, safe=safe)
+    check(errors, 3e-3)
+    assert errors["initial_state"] < 1e-5
+
+
+def test_long_half_precision_keys_in_packed_sequences_with_the_gate_in_the_kernel():
+    cu = [0, 3, 3, 50, 80]
+    x = _unit(make_inputs(T=80, K=20, V=24, dtype=torch.float16, gate="raw", sequences=4))
+    x["k"] *= 1.3
+    check(run(x, norm=False, cu=cu, raw=True), 3e-3)
+
+
 def test_half_precision_keys_that_are_no_unit_vectors_run_in_fp32():
     """Case N05."""
     x = make_inputs(T=64, K=64, dtype=torch.float16)

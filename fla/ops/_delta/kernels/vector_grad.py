@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: MIT
+# ruff: noqa: SIM102  (a compile-time and a run-time condition are two statements)
 """Chunk-local gradients of the vector-decay chunk form, 32 tokens at a time.
 
 All wide tiles are `[channels, tokens]`: they come out of one product and go into the next as register operands, and the
@@ -12,6 +13,7 @@ import triton
 import triton.language as tl
 
 from fla.ops._common.kernels import chunk_at
+from fla.ops._delta.kernels.common import idle
 from fla.ops._delta.kernels.vector_math import (
     SHIFT,
     UNSHIFT,
@@ -44,6 +46,7 @@ def vector_scores(
     table,
     scores,
     vecs,
+    long,
     T,
     NT,
     H,
@@ -52,12 +55,14 @@ def vector_scores(
     VB: tl.constexpr,
     BETA: tl.constexpr,
     NORM: tl.constexpr,
+    DT: tl.constexpr,
     SD: tl.constexpr,
     PREC: tl.constexpr,
     VARLEN: tl.constexpr,
     ROWS: tl.constexpr,
     TMA: tl.constexpr,
     ERASE: tl.constexpr,
+    PART: tl.constexpr,
 ):
     """Gradients of the score matrices, one program per (head, 32 tokens).
 
@@ -69,6 +74,9 @@ def vector_scores(
             diagonal of dA in units, the unit. ``q . dq = o . dO`` and ``k . dk = 2 y . V - beta y . v`` hold because
             both appear linearly. With ERASE the write strength is 1, and ``v`` what is written.
     """
+    if PART:
+        if idle(long, PART):
+            return
     h = tl.program_id(0) % H
     ic = tl.program_id(0) // H
     sub = ic % 2
@@ -97,11 +105,11 @@ def vector_scores(
     OD = tl.zeros((32, 32), tl.float32)
     for b in tl.static_range(NVB):
         vT = load_tile(news, w * VP + b * VB, VB, sub * 32, 64, 64, VB, 32, TMA, False, False)
-        dot = load_tile(do, row, n, h * V + b * VB, V - b * VB, H * V, 32, VB, TMA, RD, VC)
+        dot = load_tile(do, row, n, h * V + b * VB, V - b * VB, H * V, 32, VB, TMA, RD, VC).to(DT)
         yT = load_tile(ys, w * VP + b * VB, VB, sub * 32, 64, 64, VB, 32, TMA, False, False)
-        vt = load_tile(v, row, n, h * V + b * VB, V - b * VB, H * V, 32, VB, TMA, RD, VC)
+        vt = load_tile(v, row, n, h * V + b * VB, V - b * VB, H * V, 32, VB, TMA, RD, VC).to(DT)
         if NORM:
-            ot = load_tile(o, row, n, h * V + b * VB, V - b * VB, H * V, 32, VB, TMA, RD, VC)
+            ot = load_tile(o, row, n, h * V + b * VB, V - b * VB, H * V, 32, VB, TMA, RD, VC).to(DT)
             OD = tl.dot(dot, tl.trans(ot), OD, input_precision=PREC)
         dA = tl.dot(dot, vT, dA, input_precision=PREC)
         F = tl.dot(tl.trans(yT), vT, F, input_precision=PREC)
@@ -186,6 +194,7 @@ def vector_grad(
     db,
     da,
     dbias,
+    long,
     T,
     NT,
     H,
@@ -206,6 +215,7 @@ def vector_grad(
     NORM: tl.constexpr,
     EXACT: tl.constexpr,
     DT: tl.constexpr,
+    IO: tl.constexpr,
     SD: tl.constexpr,
     PREC: tl.constexpr,
     GPREC: tl.constexpr,
@@ -219,6 +229,7 @@ def vector_grad(
     ERASE: tl.constexpr,
     BTMA: tl.constexpr,
     FETCH: tl.constexpr,
+    PART: tl.constexpr,
 ):
     """One program per (KB channels, head, 32 tokens), after `vector_scores`.
 
@@ -226,6 +237,9 @@ def vector_grad(
     (ERASE: [rows, H, K] in the dtype of ``beta``, which is of that shape and multiplies the read key alone);
     da: [groups, 2 NT, H] and dbias: [2 NT, H, K] fp32 parts of the gate's parameter gradients.
     """
+    if PART:
+        if idle(long, PART):
+            return
     NG: tl.constexpr = KP // KB
     pid = tl.program_id(0)
     sg = pid % NG
@@ -284,7 +298,7 @@ def vector_grad(
     if NVB == 1:
         vT = load_tile(news, w * VP, VB, sub * 32, 64, 64, VB, 32, TMA, False, False)
         yT = load_tile(ys, w * VP, VB, sub * 32, 64, 64, VB, 32, TMA, False, False)
-        dot = load_tile(do, row, n, h * V, V, H * V, 32, VB, TMA, RD, VC)
+        dot = load_tile(do, row, n, h * V, V, H * V, 32, VB, TMA, RD, VC).to(DT)
         St = load_tile(states, w2 * VP, VB, c0, KP, KP, VB, KB, TMA, False, False)
         Xt = load_tile(exits, w2 * VP, VB, c0, KP, KP, VB, KB, TMA, False, False)
     if ERASE:
@@ -332,7 +346,7 @@ def vector_grad(
         SX = tl.zeros((KB, KB), tl.float32)
         for b in tl.static_range(NVB):
             vT = load_tile(news, w * VP + b * VB, VB, sub * 32, 64, 64, VB, 32, TMA, False, False)
-            dot = load_tile(do, row, n, h * V + b * VB, V - b * VB, H * V, 32, VB, TMA, RD, VC)
+            dot = load_tile(do, row, n, h * V + b * VB, V - b * VB, H * V, 32, VB, TMA, RD, VC).to(DT)
             yT = load_tile(ys, w * VP + b * VB, VB, sub * 32, 64, 64, VB, 32, TMA, False, False)
             St = load_tile(states, w2 * VP + b * VB, VB, c0, KP, KP, VB, KB, TMA, False, False)
             Xt = load_tile(exits, w2 * VP + b * VB, VB, c0, KP, KP, VB, KB, TMA, False, False)
@@ -385,7 +399,7 @@ def vector_grad(
     if NORM:
         xq -= qf * tl.load(vp + r)[None, :]
     if OTMA:
-        dq.store([row, h * K + c0], tl.trans(xq.to(DT)))
+        dq.store([row, h * K + c0], tl.trans(xq.to(IO)))
     else:
         xq = tl.trans(xq).to(dq.dtype.element_ty)
         store_tile(dq, xq, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
@@ -407,7 +421,7 @@ def vector_grad(
     if NORM:
         xk -= kf * tl.load(vp + 32 + r)[None, :]
     if OTMA:
-        dk.store([row, h * K + c0], tl.trans(xk.to(DT)))
+        dk.store([row, h * K + c0], tl.trans(xk.to(IO)))
     else:
         xk = tl.trans(xk).to(dk.dtype.element_ty)
         store_tile(dk, xk, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
@@ -426,7 +440,7 @@ def vector_grad(
                 y = tl.where(j < n, xg, 0.0)
             tl.store(dbias + gc + c0 + cc, tl.sum(y, 1), mask=c0 + cc < K)
     if DGTMA:
-        dg.store([row, h * K + c0], tl.trans(xg).to(DT))
+        dg.store([row, h * K + c0], tl.trans(xg).to(IO))
     else:
         xg = tl.trans(xg).to(dg.dtype.element_ty)
         store_tile(dg, xg, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)

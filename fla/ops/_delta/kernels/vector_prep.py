@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: MIT
+# ruff: noqa: SIM102  (a compile-time and a run-time condition are two statements)
 """First kernel of the vector-decay chunk form: gates, norms, scores and the triangular inverse of each chunk of 32."""
 
 import triton
 import triton.language as tl
 
 from fla.ops._common.kernels import LOG2E, NORM_EPS, chunk_at, tri_inv
+from fla.ops._delta.kernels.common import idle, long_keys
 from fla.ops._delta.kernels.vector_math import (
     SHIFT,
     UNSHIFT,
@@ -35,6 +37,7 @@ def vector_prep(
     tiles,
     mats,
     norms,
+    long,
     T,
     NT,
     H,
@@ -62,6 +65,7 @@ def vector_prep(
     GTMA: tl.constexpr,
     ERASE: tl.constexpr,
     BTMA: tl.constexpr,
+    PART: tl.constexpr,
 ):
     """One program per (64 tokens, value head): two chunks of 32, so that every product has 64 rows.
 
@@ -70,11 +74,17 @@ def vector_prep(
         mats [w, 2 or 3, 64, 32]: ``T diag(beta)``, ``A_qk`` and, for training, ``T = (I + L)^-1``
         decay [w, 2, KP]: ``e^(G_L)``;  norms [w, 2, 64] (training): 1 / |q|, 1 / |k|
     Rows past the sequence are written as 0. ERASE: ``beta`` is [rows, H, K] and multiplies the read key alone.
+    PART: see `kernels.common`; with 1 this kernel runs in any case and marks in ``long`` which tiles have long keys.
     """
+    if PART == 2:
+        if idle(long, PART):
+            return
     h = tl.program_id(0) % H
     it = tl.program_id(0) // H
     row, n = chunk_at(table, it, T, NT, 64, VARLEN)
     if n <= 0:
+        if PART == 1:
+            tl.store(long + it * H + h, 0)
         return
     NK: tl.constexpr = KP // KB
     COLS: tl.constexpr = K != KP
@@ -104,6 +114,9 @@ def vector_prep(
     Pk = tl.zeros((64, 64), tl.float32)
     Pq = tl.zeros((64, 64), tl.float32)
     diag = tl.zeros((64,), tl.float32)
+    if PART == 1:
+        norm2 = tl.zeros((64,), tl.float32)
+        erase2 = tl.zeros((64,), tl.float32)
     for b in tl.static_range(NK):
         c0 = b * KB
         x = load_tile(g, row, n, h * K + c0, K - c0, H * K, 64, KB, GTMA, ROWS, COLS)
@@ -133,6 +146,10 @@ def vector_prep(
         if ERASE:
             be = load_tile(beta, row, n, h * K + c0, K - c0, H * K, 64, KB, BTMA, ROWS, COLS)
             kb = kn * be.to(tl.float32)
+        if PART == 1:
+            norm2 += tl.sum(kn * kn, 1)
+            if ERASE:
+                erase2 += tl.sum(kb * kb, 1)
         ku = kn * ex2(token_sum(one_matrix(ones, 1, 64), gs, GPREC))
         store_tile(tiles, ku.to(DT), w * 192 + 64, 64, c0, KP, KP, 64, KB, TMA, False, False)
         G = token_sum(one_matrix(ones, 0, 64), gs, GPREC)
@@ -183,6 +200,12 @@ def vector_prep(
         if ROWS:
             bt = tl.where(r < n, bt, 0.0)
         L = tl.where((i > j) & same, Pk * bt[:, None], 0.0)
+    if PART == 1:
+        if ERASE:
+            is_long = long_keys(tl.maximum(norm2, erase2), norm2 * 0.0, r < n)
+        else:
+            is_long = long_keys(norm2, bt, r < n)
+        tl.store(long + w, is_long)
     X = tri_inv(L, 64, IPREC, 32)
     if TRAIN:
         store_tile(mats, diag32(X).to(DT), m0 + 128, 64, 0, 32, 32, 64, 32, TMA, False, False)

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: MIT
+# ruff: noqa: SIM102  (a compile-time and a run-time condition are two statements)
 """State passes of the vector-decay chunk form over chunks of 32 tokens, forward and reverse.
 
 The state is held transposed, `[V block, K]` in fp32 registers: it and everything on the chain of dependent products are
@@ -10,6 +11,7 @@ import triton
 import triton.language as tl
 
 from fla.ops._common.kernels import saturate, sequence_at
+from fla.ops._delta.kernels.common import idle
 from fla.ops._delta.kernels.vector_math import load_tile, store_tile
 
 
@@ -39,6 +41,7 @@ def vector_scan(
     news,
     h0,
     ht,
+    long,
     cu,
     offsets,
     T,
@@ -60,11 +63,13 @@ def vector_scan(
     SPLIT: tl.constexpr,
     VFIRST: tl.constexpr,
     DT: tl.constexpr,
+    IO: tl.constexpr,
     PREC: tl.constexpr,
     VARLEN: tl.constexpr,
     ROWS: tl.constexpr,
     TMA: tl.constexpr,
     STAGES: tl.constexpr,
+    PART: tl.constexpr,
 ):
     """One program per (V block, head, sequence, time segment).
 
@@ -74,6 +79,9 @@ def vector_scan(
     2: as 1, but write the affine map of the segment, [n * NSEG + seg, H, V + K, K]: the state that a zero one becomes
     and, below it, the matrix that a state is multiplied with.
     """
+    if PART:
+        if idle(long, PART):
+            return
     NV: tl.constexpr = (VP + KP) // BV if SPLIT == 2 else VP // BV
     pid = tl.program_id(0)
     iv = pid % NV
@@ -149,7 +157,7 @@ def vector_scan(
         if OUT:
             store_tile(
                 o,
-                saturate(tl.trans(oo), DT),
+                saturate(tl.trans(oo), IO),
                 r0,
                 length - t * 32,
                 h * V + v0,
@@ -218,6 +226,7 @@ def vector_scan_bwd(
     ys,
     dht,
     dh0,
+    long,
     cu,
     offsets,
     T,
@@ -235,11 +244,13 @@ def vector_scan_bwd(
     SPLIT: tl.constexpr,
     VFIRST: tl.constexpr,
     DT: tl.constexpr,
+    IO: tl.constexpr,
     PREC: tl.constexpr,
     VARLEN: tl.constexpr,
     ROWS: tl.constexpr,
     TMA: tl.constexpr,
     STAGES: tl.constexpr,
+    PART: tl.constexpr,
 ):
     """Reverse scan of the state's gradient, one program per (V block, head, sequence).
 
@@ -249,6 +260,9 @@ def vector_scan_bwd(
     INIT: write ``dh0``; FINAL: start from ``dht``. SPLIT as in `vector_scan`, with ``dht`` for h0, ``dh0`` for the
     maps, and the segments counted from the end of the sequence.
     """
+    if PART:
+        if idle(long, PART):
+            return
     NV: tl.constexpr = (VP + KP) // BV if SPLIT == 2 else VP // BV
     pid = tl.program_id(0)
     iv = pid % NV
@@ -301,7 +315,7 @@ def vector_scan_bwd(
         Xb = X.to(DT)
         if SPLIT != 2:
             store_tile(exits, Xb, (w * 2 + sub) * VP + v0, BV, 0, KP, KP, BV, KP, TMA, False, False)
-        dT = tl.trans(dot)
+        dT = tl.trans(dot.to(DT))
         if SPLIT == 2:
             dT = tl.where(value > 0.0, dT.to(tl.float32), 0.0).to(DT)
         dn = tl.dot(Xb, tl.trans(ku), input_precision=PREC)
@@ -317,7 +331,7 @@ def vector_scan_bwd(
             store_tile(ys, y, w * VP + v0, BV, sub * 32, 64, 64, BV, 32, TMA, False, False)
             store_tile(
                 dv,
-                tl.trans(dr).to(DT),
+                tl.trans(dr).to(IO),
                 r0,
                 length - t * 32,
                 h * V + v0,
