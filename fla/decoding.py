@@ -85,9 +85,10 @@ class StaticDecode:
         self._seen = seen
         self._bounded = any(isinstance(module, RotaryEmbedding) for module in model.modules())
         self._position = _position(attention_mask, batch, seen, max_length, device)
+        self._windows = [getattr(layer, "window_size", None) for layer in cache.layers]
         self._entries: Any = tuple(
-            _static(entry or {}, seen, getattr(layer, "window_size", None) or max_length)
-            for entry, layer in zip(cache.to_legacy_cache(), cache.layers, strict=True)
+            _static(entry or {}, seen, window or max_length)
+            for entry, window in zip(cache.to_legacy_cache(), self._windows, strict=True)
         )
         self.tokens = torch.zeros(batch, 1, dtype=torch.long, device=device)
         self.logits: Tensor
@@ -158,7 +159,10 @@ class StaticDecode:
     def cache(self) -> Cache:
         """The states as a cache of its own, to go on in another way."""
         entries = tuple(_growing(entry, self._seen) for entry in self._entries)
-        return Cache.from_legacy_cache(entries, self._seen)
+        cache = Cache.from_legacy_cache(entries, self._seen)
+        for layer, window in zip(cache.layers, self._windows, strict=True):
+            layer.window_size, layer.is_sliding = window, window is not None
+        return cache
 
 
 class InPlaceCache(Cache):

@@ -243,6 +243,25 @@ def test_beam_search_is_beam_search_without_a_cache(entry: Any):
 
 
 @every_family
+def test_generating_in_place_gives_what_generate_gives(entry: Any):
+    model, x = make(entry).eval(), tokens(3, 10)
+    mask = torch.ones_like(x)
+    for i, pad in enumerate((4, 0, 7)):
+        x[i, :pad], mask[i, :pad] = 0, 0
+    for beams in (1, 2):
+        kwargs = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "return_dict_in_generate": True}
+        kwargs |= {"num_beams": beams, "num_return_sequences": beams}
+        plain, static = model.generate(x, **kwargs), model.generate(x, cache_implementation="static", **kwargs)
+        assert torch.equal(plain.sequences, static.sequences)
+        last, longer = plain.sequences[:, -1:], torch.nn.functional.pad(mask, (0, 6), value=1)
+        step = {"attention_mask": longer.repeat_interleave(beams, 0), "use_cache": True}
+        with torch.no_grad():  # the caches that come back are the same, and go on as usual
+            ref, ours = (model(last, past_key_values=out.past_key_values, **step) for out in (plain, static))
+        assert_close("next", ref.logits, ours.logits, 1e-5)
+        assert ours.past_key_values.get_seq_length() == 16
+
+
+@every_family
 def test_compiled_forward_is_the_forward(entry: Any):
     model, x = make(entry, num_hidden_layers=1).eval(), tokens()
     torch.compiler.reset()  # the decoder's code is shared, and Dynamo counts compilations by code

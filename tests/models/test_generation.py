@@ -200,3 +200,32 @@ def test_errors_about_the_cache_are_translated():
 def test_transformers_is_told_not_to_make_a_cache(model: Any):
     assert model._supports_default_dynamic_cache() is False
     assert type(model)._supports_default_dynamic_cache() is False
+
+
+def test_positions_that_run_out_in_place_are_made_longer():
+    from fla.decoding import InPlaceCache
+    from fla.models import TransformerConfig, TransformerForCausalLM
+
+    config = TransformerConfig(
+        hidden_size=32, num_hidden_layers=1, num_heads=2, vocab_size=61, intermediate_size=40, max_position_embeddings=4
+    )
+    transformer, x = TransformerForCausalLM(config).eval(), prompt(2, 1100)
+    with torch.no_grad():
+        cache = InPlaceCache()
+        transformer(x[:, :6], past_key_values=cache, use_cache=True)
+        for t in range(6, 1060):
+            out = transformer(x[:, t : t + 1], past_key_values=cache, use_cache=True)
+            if t in (6, 1029, 1030, 1031, 1059):
+                ref = transformer(x[:, : t + 1], use_cache=False).logits[:, -1:]
+                assert_close(f"step {t}", ref, out.logits, 1e-4)
+        assert cache.get_seq_length() == 1060
+        # Several tokens at once, and training, leave that form.
+        ref = transformer(x[:, :1066], use_cache=False).logits[:, -6:]
+        assert_close("many", ref, transformer(x[:, 1060:1066], past_key_values=cache, use_cache=True).logits, 1e-4)
+
+
+def test_a_cache_of_the_caller_goes_before_static(model: Any):
+    x, cache = prompt(), Cache()
+    out = model.generate(x, past_key_values=cache, cache_implementation=None, max_new_tokens=3, do_sample=False)
+    assert torch.equal(out, greedy(model, x, 3))
+    assert cache.get_seq_length() == 11
