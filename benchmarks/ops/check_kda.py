@@ -121,6 +121,7 @@ SHAPES: dict[str, tuple[int, int, int, int, dict[str, Any], dict[str, Any]]] = {
     "L gate in kernel": (1, 8192, 96, 128, RAW, {"lower": -5.0, "sigmoid": 1.0}),
     "L exact": (1, 8192, 96, 128, {}, {}),
     "L fp16": (1, 8192, 96, 128, {"dtype": HF}, {"safe": True}),
+    "L unit keys, fp16": (1, 8192, 96, 128, {"dtype": HF, "normed": True}, {"safe": True, "norm": False}),
     "L varlen": (1, 8192, 96, 128, {}, {"safe": True, "cu": [0, 700, 1500, 1564, 4000, 7000, 8192]}),
     "M": (4, 2048, 16, 128, RAW, {"lower": -5.0, "sigmoid": 1.0}),
     "X": (1, 32768, 16, 128, RAW, {"lower": -5.0, "sigmoid": 1.0}),

@@ -66,9 +66,11 @@ def plan(
     normed: bool,
     varlen: bool = False,
     aligned: bool = True,
+    gated: bool = False,
 ) -> VectorPlan:
     """The plan of a call: ``dtype`` of q, k, v ("bfloat16", "float16", "float32"), head dims, number and length of the
-    sequences, value heads, whether any gate must be exact, whether q and k are normed in the op."""
+    sequences, value heads, whether any gate must be exact, whether q and k are normed in the op and the gate is made
+    there."""
     half = dtype != "float32"
     interpreter = chip.vendor == "interpreter"
     # From rows of 32 bytes in shared memory ptxas 12.8 has read the wrong ones (benchmarks/ops/sass_descriptors.py).
@@ -92,7 +94,7 @@ def plan(
         gprec = "fp16" if half else "ieee"
         iprec = "fp16" if half and normed else "ieee"
     wide = kp > 128
-    kb = min(kp, 128 if half and not exact and not wide else 64)
+    kb = min(kp, 128 if half and not exact else 64)
     # Few sequences and heads: more, smaller programs; otherwise the states' gradients want the widest rows that fit.
     small = chip.smem < 200_000
     few = small or sequences * heads * (vp // min(vp, 64)) <= chip.sms
@@ -127,7 +129,8 @@ def plan(
         prec=prec,
         gprec=gprec,
         iprec=iprec,
-        prep=Launch(4, 1, 168 if half and not exact and chip.arch >= 90 else None),
+        # Three programs a multiprocessor pay where the gate is made beside.
+        prep=Launch(4, 1, 168 if half and gated and not exact and not wide and chip.arch >= 90 else None),
         scan=Launch(8, 3) if bv >= 128 else Launch(4, 3 if tma and not wide else (1 if small and wide else 2)),
         scan_bwd=Launch(8, 2 if wide else 4)
         if bv_bwd >= 128

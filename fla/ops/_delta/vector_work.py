@@ -88,7 +88,7 @@ def _setup(
     T, K, H, V = q[1], q[3], v[2], v[3]
     work = torch.float32 if call.part == 2 else dtype
     kind: dict[str, Any] = {"sequences": sequences, "heads": H, "length": T, "exact": call.exact}
-    kind["varlen"] = varlen
+    kind.update(varlen=varlen, gated=call.gate > 0)
     # Descriptors address every head's tile: bases and heads on 16 bytes.
     aligned = aligned and K * dtype.itemsize % 16 == 0 and V * dtype.itemsize % 16 == 0 and has_descriptors()
     p = plan(chip, str(dtype).removeprefix("torch."), K, V, normed=call.norm or call.part > 0, aligned=aligned, **kind)
