@@ -13,7 +13,7 @@ from fla.modules._dtype import autocast_dtype
 from fla.modules._norm.engine import NormCall, norm_backward, norm_forward
 from fla.modules._written import written
 from fla.ops._common.launch import on_device
-from fla.ops._common.single import once
+from fla.ops._common.single import applied, once
 
 
 def _c(x: Tensor | None) -> Tensor | None:
@@ -113,6 +113,9 @@ class Norm(torch.autograd.Function):
         return dx, dw, db, dres, dg, None, None
 
 
+_norm = applied(Norm)
+
+
 def norm(
     x: Tensor, w: Tensor | None, b: Tensor | None, res: Tensor | None, g: Tensor | None, call: NormCall,
     prenorm: bool = False, in_fp32: bool = False,
@@ -122,7 +125,7 @@ def norm(
     stream_dtype = _stream_dtype(x, res, prenorm, in_fp32)
     with on_device(x):
         if _wants_gradient(x, w, b, res, g):
-            out = Norm.apply(x, w, b, res, g, call, stream_dtype)
+            out = _norm(x, w, b, res, g, call, stream_dtype)
             if stream_dtype is not None:
                 return out
         else:
@@ -174,6 +177,9 @@ class NormLinear(torch.autograd.Function):
         return dx, dw, db, dres, dg, d_weight, d_bias, None, None, None
 
 
+_norm_linear = applied(NormLinear)
+
+
 def norm_linear(
     x: Tensor, w: Tensor | None, b: Tensor | None, res: Tensor | None, g: Tensor | None, weight: Tensor,
     bias: Tensor | None, call: NormCall, prenorm: bool, in_fp32: bool,
@@ -187,5 +193,5 @@ def norm_linear(
     x, w, b, res, g = x.contiguous(), _c(w), _c(b), _c(res), _c(g)
     stream_dtype = _stream_dtype(x, res, prenorm, in_fp32)
     with on_device(x):
-        out, stream = NormLinear.apply(x, w, b, res, g, weight, bias, call, stream_dtype, autocast_dtype(x))
+        out, stream = _norm_linear(x, w, b, res, g, weight, bias, call, stream_dtype, autocast_dtype(x))
     return (out, x if stream is None else stream) if prenorm else out

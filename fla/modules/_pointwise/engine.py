@@ -14,7 +14,7 @@ from fla.modules._dtype import autocast_dtype
 from fla.modules._pointwise.kernels import pointwise_bwd_kernel, pointwise_fwd_kernel
 from fla.modules._written import written
 from fla.ops._common.launch import Fixed, Launcher, on_device
-from fla.ops._common.single import once
+from fla.ops._common.single import applied, once
 
 SIGMOID, SWISH, LOGSIGMOID, ELU_P1, SQRELU, GELU, POWER = range(7)
 
@@ -167,15 +167,18 @@ class PointwiseLinear(torch.autograd.Function):
         return dx, dy, d_weight, d_bias, None, None, None
 
 
+_pointwise, _pointwise_linear = applied(Pointwise), applied(PointwiseLinear)
+
+
 def pointwise(op: int, x: Tensor, y: Tensor | None = None, param: float = 1.0) -> Tensor:
     """``f(x)``, or ``f(x) * y``; differentiable."""
     with on_device(x):
         if torch.is_grad_enabled() and (x.requires_grad or (y is not None and y.requires_grad)):
-            return Pointwise.apply(x, y, op, param)
+            return _pointwise(x, y, op, param)
         return _run_forward(op, x, y, param)
 
 
 def pointwise_linear(op: int, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, param: float = 1.0) -> Tensor:
     """``F.linear(f(x) * y, weight, bias)`` in the dtype of ``x`` or autocast's; differentiable."""
     with on_device(x):
-        return PointwiseLinear.apply(x, y, weight, bias, op, param, autocast_dtype(x))
+        return _pointwise_linear(x, y, weight, bias, op, param, autocast_dtype(x))

@@ -11,7 +11,7 @@ from torch import Tensor
 from fla.modules._written import written
 from fla.modules.causal_conv1d import launch
 from fla.ops._common.launch import on_device
-from fla.ops._common.single import once
+from fla.ops._common.single import applied, once
 
 
 def _forward_body(
@@ -115,13 +115,16 @@ class _Conv(torch.autograd.Function):
         return dx, dw, db, dres, dstate, None, None, None
 
 
+_conv = applied(_Conv)
+
+
 def causal_conv1d(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None,
     initial_state: Tensor | None = None, output_final_state: bool = False, activation: str | None = None,
     backend: str = "triton", cu_seqlens: Tensor | None = None, cu_seqlens_cpu: Tensor | None = None,
     chunk_indices: Tensor | None = None, cp_context: Any = None, *, seq_idx: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    run = _Conv.apply if torch.is_grad_enabled() else forward
+    run = _conv if torch.is_grad_enabled() else forward
     return run(x, weight, bias, residual, initial_state, output_final_state, activation, cu_seqlens)
 
 

@@ -13,7 +13,7 @@ from fla.modules._written import written
 from fla.modules.rotary.kernels import rotary_kernel
 from fla.ops._common.launch import Fixed, Launcher, on_device
 from fla.ops._common.policy import pow2
-from fla.ops._common.single import once
+from fla.ops._common.single import applied, once
 
 # Channel pairs of a tile, and warps: 16 pairs a thread, in vectors of 16 bytes.
 PAIRS = 2048
@@ -184,6 +184,9 @@ class Rotary(torch.autograd.Function):
         return dx, dx2, None, None, None, None, None, None
 
 
+_rotary = applied(Rotary)
+
+
 def rotary_embedding_fwdbwd(
     x: Tensor, cos: Tensor, sin: Tensor, seqlen_offsets: int | Tensor = 0, cu_seqlens: Tensor | None = None,
     interleaved: bool = False, inplace: bool = False, conjugate: bool = False, chunk_indices: Tensor | None = None,
@@ -192,7 +195,7 @@ def rotary_embedding_fwdbwd(
     with on_device(x):
         if torch.is_grad_enabled() and x.requires_grad:
             tables = cos, sin, None, None
-            return Rotary.apply(x, None, tables, seqlen_offsets, cu_seqlens, interleaved, inplace, conjugate)
+            return _rotary(x, None, tables, seqlen_offsets, cu_seqlens, interleaved, inplace, conjugate)
         if inplace:
             return rotate(x, cos, sin, seqlen_offsets, cu_seqlens, interleaved, True, conjugate)[0]
         return _turned(x, cos, sin, seqlen_offsets, cu_seqlens, interleaved, conjugate)[0]
@@ -212,7 +215,7 @@ def rotary_pair(
     tables: tuple[Tensor | None, ...] = (cos, sin, None, None) if cos_k is cos else (cos, sin, cos_k, sin_k)
     with on_device(q):
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
-            return Rotary.apply(q, k, tables, seqlen_offsets, cu_seqlens, interleaved, False, False)
+            return _rotary(q, k, tables, seqlen_offsets, cu_seqlens, interleaved, False, False)
         y, y2 = _turned(q, cos, sin, seqlen_offsets, cu_seqlens, interleaved, False, k, tables[2], tables[3])
     assert y2 is not None
     return y, y2
