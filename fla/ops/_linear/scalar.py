@@ -13,6 +13,7 @@ from torch import Tensor
 from fla.ops._common.device_index import ChunkTable, chunk_table, table_size
 from fla.ops._common.launch import Launcher, descriptor
 from fla.ops._common.policy import Chip, Launch, chip_of, pow2
+from fla.ops._common.room import carve, room_for
 from fla.ops._linear.kernels import scalar_states as kernel
 from fla.ops._linear.kernels.merge import merge_stretches
 from fla.ops._linear.kernels.scalar_backward import scalar_both, scalar_thrice
@@ -310,7 +311,8 @@ def states(
     p = call.plan
     back = exits(call, q, do, decays, dht, entry)
     split = kernel.WHOLE if back is None else kernel.STRETCH
-    S, X = k.new_empty(call.tiles, call.V, call.K), k.new_empty(call.tiles, call.V, call.K)
+    part = ((call.tiles, call.V, call.K), k.dtype)
+    S, X = carve(room_for((part, part), k), (part, part))
     dv = torch.empty_like(v)
     if p.both:
         _run_both(call, q, k, v, do, decays, h0, dht, dh0, entry, back, S, X, dv)

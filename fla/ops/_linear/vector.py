@@ -14,6 +14,7 @@ from torch import Tensor
 from fla.ops._common.device_index import ChunkTable, chunk_table, known_table, table_size
 from fla.ops._common.launch import Fixed
 from fla.ops._common.policy import Chip, Launch, chip_of
+from fla.ops._common.room import Parts, carve, room_for
 from fla.ops._common.vector_launch import ONES_TYPES, TL_TYPES, NamedLauncher, aligned, matrix_of, rows_of
 from fla.ops._linear.kernels import vector_scan as kernel
 from fla.ops._linear.kernels.merge import merge_stretches
@@ -199,13 +200,23 @@ class Work:
     def ones(self, dtype: torch.dtype) -> Tensor:
         return sum_matrices(self.plan.chunk, self.u is not None, dtype, self.k.device)
 
+    @property
+    def prepared(self) -> Parts:
+        p, n, C = self.plan, self.tiles_n, self.plan.chunk
+        tiles, decay = ((n * 2 * C, p.kp), self.k.dtype), ((n, p.kp), torch.float32)
+        return (tiles, decay) if self.q is None else (tiles, decay, ((n * C, C), self.k.dtype))
+
+    def carve(self, room: Tensor) -> None:
+        """Take what `prep` fills or has filled."""
+        self.room = room
+        self.tiles, self.decay, *rest = carve(room, self.prepared)
+        self.mats = rest[0] if rest else None
+
     def prep(self) -> None:
         """Tiles, scores and decays of all chunks; without q only what the state needs."""
-        p, n, C = self.plan, self.tiles_n, self.plan.chunk
+        p, C = self.plan, self.plan.chunk
         read = self.q is not None
-        self.tiles = self.new(n * 2 * C, p.kp)
-        self.mats = self.new(n * C, C) if read else None
-        self.decay = self.new(n, p.kp, dtype=torch.float32)
+        self.carve(room_for(self.prepared, self.k))
         gprec = "raw" if self.raw else p.gprec
         block = (C, p.kb)
         per = max(1, min(p.per, self.table.chunks * self.H // (4 * self.chip.sms)))

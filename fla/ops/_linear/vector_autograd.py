@@ -30,16 +30,16 @@ def _keys(
     o, _, entry = work.scan(v, h0, final=ht)
     if not save:
         return o, ht
-    return o, ht, work.tiles, work.mats, work.decay, entry, work.table.rows, work.table.offsets
+    return o, ht, work.room, entry, work.table.rows, work.table.offsets
 
 
 def _keys_backward(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, u: Tensor | None, h0: Tensor | None, cu: Tensor | None, tiles: Tensor,
-    mats: Tensor, decay: Tensor, entry: Tensor | None, rows: Tensor | None, offsets: Tensor | None, do: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, u: Tensor | None, h0: Tensor | None, cu: Tensor | None, room: Tensor,
+    entry: Tensor | None, rows: Tensor | None, offsets: Tensor | None, do: Tensor,
     dht: Tensor | None, call: VectorCall, into_state: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     work = Work(call, q, k, v, g, u, cu, rows, offsets)
-    work.tiles, work.mats, work.decay = tiles, mats, decay
+    work.carve(room)
     dh0 = torch.empty_like(h0) if into_state and h0 is not None else None
     # The states are computed again: keeping them costs as much memory traffic as the pass itself.
     _, states, _ = work.scan(v, h0, out=False, save=True, entry=entry)
