@@ -140,7 +140,14 @@ def _train(args: argparse.Namespace, name: str, batch: int) -> dict[str, Any] | 
     except torch.OutOfMemoryError:
         return None
     finite(torch.stack(losses), "loss")
+    kernels = []
+    if args.profile:
+        try:
+            kernels = _kernels(trainer, args.profile)
+        except RuntimeError as error:  # the figures are worth more than the list
+            kernels = [f"no profile: {error}"]
     return {
+        **({"kernels": kernels} if kernels else {}),
         "batch": batch,
         "tokens_per_second": batch * args.length * args.steps / clock.seconds,
         "ms_per_step": clock.seconds / args.steps * 1e3,
@@ -148,6 +155,27 @@ def _train(args: argparse.Namespace, name: str, batch: int) -> dict[str, Any] | 
         "loss": float(losses[-1]),
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
     }
+
+
+def _kernels(trainer: Trainer, count: int) -> list[str]:
+    """The ``count`` kernels that take the most of a step: milliseconds, launches, name."""
+    import torch
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        trainer.step()
+        torch.cuda.synchronize()
+    found: dict[str, list[float]] = {}
+    for event in profile.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            row = found.setdefault(event.name, [0.0, 0])
+            row[0] += event.device_time / 1e3
+            row[1] += 1
+    rows = sorted(found.items(), key=lambda item: -item[1][0])
+    total = sum(time for time, _ in found.values())
+    return [
+        f"{total:.1f} ms in {sum(n for _, n in found.values()):.0f} kernels",
+        *(f"{time:.2f} x{n:.0f} {name[:70]}" for name, (time, n) in rows[:count]),
+    ]
 
 
 def measure_decode(args: argparse.Namespace, name: str) -> Iterator[dict[str, Any]]:
@@ -288,6 +316,7 @@ class Worker:
             "layers",
             "tuning_ms",
             "compile_threads",
+            "profile",
         ):
             command += [f"--{option.replace('_', '-')}", str(getattr(args, option))]
         for option in ("batches", "decode_batches"):
@@ -373,8 +402,9 @@ def measure(args: argparse.Namespace, packages: dict[str, str]) -> Iterator[dict
 
 def show(row: dict[str, Any]) -> str:
     facts = {name: value for name, value in row.items() if name not in ("package", "model", "mode")}
+    kernels = "".join(f"\n    {line}" for line in facts.pop("kernels", []))
     text = "  ".join(f"{k} {v:,.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in facts.items())
-    return f"{row['package']:10s} {row['model']:4s} {row['mode']:6s} {text}"
+    return f"{row['package']:10s} {row['model']:4s} {row['mode']:6s} {text}{kernels}"
 
 
 def ratios(table: list[dict[str, Any]]) -> Iterator[str]:
@@ -402,6 +432,7 @@ def main() -> int:
     parser.add_argument("--only-reference", action="store_true", help="do not run ours")
     parser.add_argument("--tuning-ms", type=int, default=0, help="let Triton's autotuner time a configuration so long")
     parser.add_argument("--compile-threads", type=int, default=0, help="compile an autotuner's configurations together")
+    parser.add_argument("--profile", type=int, default=0, metavar="N", help="list the kernels that take most of a step")
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--tiny", action="store_true", help="sizes for a test of this script")
