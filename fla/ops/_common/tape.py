@@ -379,7 +379,7 @@ def taped(tapes: dict[Any, Any], key: Any, body: Body, inputs: tuple[Tensor | No
     None, and the types, devices and alignment of the others, need not be in it.
     """
     device = inputs[0].get_device()  # type: ignore[union-attr]
-    signature = (key, device, *(None if x is None else x.dtype for x in inputs))
+    signature = (key, device, *[None if x is None else x.dtype for x in inputs])
     return replayed(tapes, signature, device, body, inputs, *static)
 
 
