@@ -144,7 +144,7 @@ def _train(args: argparse.Namespace, name: str, batch: int) -> dict[str, Any] | 
     if args.profile:
         try:
             kernels = _kernels(trainer, args.profile)
-        except RuntimeError as error:  # the figures are worth more than the list
+        except (AssertionError, RuntimeError) as error:  # the figures are worth more than the list
             kernels = [f"no profile: {error}"]
     return {
         **({"kernels": kernels} if kernels else {}),
