@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fla.ops._common.policy import CHIPS
-from fla.ops._delta.policy import scalar_plan, time_segments
+from fla.ops._delta.policy import long_plan, scalar_plan, time_segments
 
 H200 = CHIPS["sm90"]
 
@@ -32,7 +32,19 @@ def test_wide_heads_take_half_chunks_and_blocks_that_run_at_once():
     many, few = plan(K=256, V=256, heads=48), plan(K=256, V=256, heads=33)
     assert (many.chunk, many.step, many.block_v, many.forward.warps, many.forward.stages) == (64, 32, 128, 8, 3)
     assert (few.chunk, few.step, few.block_v, few.forward.warps, few.forward.stages) == (64, 32, 64, 4, 3)
+    assert (many.again_v, many.recompute.warps, many.grad_k) == (64, 4, 64)
     assert plan(heads=48).step == 64
+
+
+@pytest.mark.parametrize("chip", ["sm80", "sm90", "sm120"])
+@pytest.mark.parametrize("K", [64, 128, 256])
+def test_the_form_for_long_keys_shares_chunks_and_partial_sums(chip, K):
+    p = plan(CHIPS[chip], dtype=torch.float16, K=K, V=K)
+    wide = long_plan(p, K, K)
+    assert (wide.chunk, wide.grad_k) == (p.chunk, p.grad_k)
+    assert wide.dot == CHIPS[chip].exact
+    assert not wide.descriptors
+    assert wide.step <= wide.chunk
 
 
 @pytest.mark.parametrize("K", [60, 100, 96])
