@@ -25,6 +25,7 @@ from fla.layers.utils import (
 from fla.modules._linears import joinable, joined
 from fla.modules._plain import is_plain
 from fla.modules.causal_conv1d import ShortConvolution
+from fla.modules.causal_conv1d.together import step_together
 from fla.ops._common.checks import ArgumentError
 
 SHORT = 64
@@ -199,6 +200,11 @@ class RecurrentLayer(nn.Module):
         if not self.use_short_conv:
             return tuple(F.silu(p) for p in projected) if self.silu_without_conv else projected, None
         states = call.state.get("conv_state") or (None,) * len(names)
+        if states[0] is not None and call.keep_state:
+            convs = tuple(getattr(self, f"{n}_conv1d") for n in names)
+            stepped = step_together(convs, projected, states, call.cu_seqlens, call.cu_seqlens_cpu)
+            if stepped is not None:
+                return stepped, tuple(states)
         inputs = zip(names, projected, states, strict=True)
         outputs, kept = zip(*(call.convolve(getattr(self, f"{n}_conv1d"), p, s) for n, p, s in inputs), strict=True)
         return outputs, kept

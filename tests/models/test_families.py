@@ -236,6 +236,17 @@ def test_greedy_generation_of_left_padded_prompts(entry: Any):
 
 
 @every_family
+def test_convolutions_that_step_together_change_no_token(entry: Any, monkeypatch: pytest.MonkeyPatch):
+    model, x = make(entry).eval(), tokens(3, 10)
+    mask = torch.ones_like(x)
+    x[0, :4], mask[0, :4] = 0, 0
+    kwargs = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False}
+    wanted = model.generate(x, **kwargs)
+    monkeypatch.setattr("fla.modules.causal_conv1d.together._on_host", lambda x: False)
+    assert torch.equal(wanted, model.generate(x, **kwargs))
+
+
+@every_family
 def test_beam_search_is_beam_search_without_a_cache(entry: Any):
     model, x = make(entry).eval(), tokens()
     kwargs = {"attention_mask": torch.ones_like(x), "max_new_tokens": 5, "num_beams": 3, "do_sample": False}

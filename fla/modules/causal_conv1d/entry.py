@@ -144,6 +144,18 @@ def causal_conv1d_update(
     return y.view(x.shape), cache
 
 
+def causal_conv1d_updates(
+    q: Tensor, k: Tensor, v: Tensor, q_cache: Tensor, k_cache: Tensor, v_cache: Tensor, q_weight: Tensor,
+    k_weight: Tensor, v_weight: Tensor, q_bias: Tensor | None = None, k_bias: Tensor | None = None,
+    v_bias: Tensor | None = None, activation: str | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    N = q_cache.shape[0]
+    rows = [_rows(x, N, x.shape[-1]) for x in (q, k, v)]
+    parameters = [_contiguous(p) for p in (q_weight, k_weight, v_weight, q_bias, k_bias, v_bias)]
+    ys = launch.conv_updates(rows, [q_cache, k_cache, v_cache], parameters, activation is not None)
+    return ys[0].view(q.shape), ys[1].view(k.shape), ys[2].view(v.shape)
+
+
 def _rows(x: Tensor, N: int, D: int) -> Tensor:
     x = x.reshape(N, D)
     return x if x.stride(1) == 1 or D == 1 else x.contiguous()

@@ -408,14 +408,12 @@ def conv_state_grad(
         tl.store(dstate + at + w, g.to(dstate.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["D", "xn", "rn"])
-def conv_update(x, cache, residual, weight, bias, y, D, xn, rn, W: tl.constexpr, BD: tl.constexpr,
-                SILU: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RES: tl.constexpr):  # fmt: skip
-    """One token a sequence. A channel's slots are shifted by the thread that read them."""
-    ND = (D + BD - 1) // BD
-    pid = tl.program_id(0)
-    seq = (pid // ND).to(tl.int64)
-    cols = (pid % ND) * BD + tl.arange(0, BD)
+@triton.jit
+def _update(x, cache, residual, weight, bias, y, D, xn, rn, seq, part, W: tl.constexpr, BD: tl.constexpr,
+            SILU: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RES: tl.constexpr):  # fmt: skip
+    """One token of sequence ``seq`` in ``BD`` channels. A channel's slots are shifted by the thread that read them."""
+    seq = seq.to(tl.int64)
+    cols = part * BD + tl.arange(0, BD)
     mask = cols < D
     at = cache + (seq * D + cols) * W
     p = tl.zeros((BD,), tl.float32)
@@ -433,3 +431,28 @@ def conv_update(x, cache, residual, weight, bias, y, D, xn, rn, W: tl.constexpr,
     if HAS_RES:
         p += tl.load(residual + seq * rn + cols, mask=mask, other=0.0).to(tl.float32)
     tl.store(y + seq * D + cols, p.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["D", "xn", "rn"])
+def conv_update(x, cache, residual, weight, bias, y, D, xn, rn, W: tl.constexpr, BD: tl.constexpr,
+                SILU: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RES: tl.constexpr):  # fmt: skip
+    """One token a sequence."""
+    ND = (D + BD - 1) // BD
+    pid = tl.program_id(0)
+    _update(x, cache, residual, weight, bias, y, D, xn, rn, pid // ND, pid % ND, W, BD, SILU, HAS_BIAS, HAS_RES)
+
+
+@triton.jit(do_not_specialize=["DQ", "DK", "DV", "qn", "kn", "vn"])
+def conv_updates(q, k, v, q_cache, k_cache, v_cache, q_weight, k_weight, v_weight, q_bias, k_bias, v_bias, yq, yk, yv,
+                 DQ, DK, DV, qn, kn, vn, W: tl.constexpr, BD: tl.constexpr, SILU: tl.constexpr,
+                 HAS_BIAS: tl.constexpr):  # fmt: skip
+    """One token a sequence in three convolutions."""
+    NQ, NK, NV = (DQ + BD - 1) // BD, (DK + BD - 1) // BD, (DV + BD - 1) // BD
+    pid = tl.program_id(0)
+    seq, part = pid // (NQ + NK + NV), pid % (NQ + NK + NV)
+    if part < NQ:
+        _update(q, q_cache, q, q_weight, q_bias, yq, DQ, qn, 0, seq, part, W, BD, SILU, HAS_BIAS, False)
+    elif part < NQ + NK:
+        _update(k, k_cache, k, k_weight, k_bias, yk, DK, kn, 0, seq, part - NQ, W, BD, SILU, HAS_BIAS, False)
+    else:
+        _update(v, v_cache, v, v_weight, v_bias, yv, DV, vn, 0, seq, part - NQ - NK, W, BD, SILU, HAS_BIAS, False)

@@ -19,6 +19,7 @@ from fla.ops._common.policy import Chip, chip_of, pow2
 _fwd, _bwd = Launcher(kernels.conv_fwd), Launcher(kernels.conv_bwd)
 _weight, _final = Launcher(kernels.conv_weight_grad), Launcher(kernels.conv_final)
 _state, _update = Launcher(kernels.conv_state_grad), Launcher(kernels.conv_update)
+_updates = Launcher(kernels.conv_updates)
 
 
 @dataclass(frozen=True)
@@ -220,3 +221,22 @@ def conv_update(
             (x, cache, residual, weight, bias),
         )  # fmt: skip
     return y
+
+
+def conv_updates(rows: list[Tensor], caches: list[Tensor], parameters: list[Tensor | None], silu: bool) -> list[Tensor]:
+    """:func:`conv_update` of three inputs; ``parameters`` are three weights and three biases or None."""
+    q, k, v = rows
+    ys = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in rows]
+    widths = [x.shape[1] for x in rows]
+    block = min(256, pow2(max(widths)))
+    bias = parameters[3] is not None
+    filled = [q if p is None else p for p in parameters]
+    with on_device(q):
+        _updates(
+            q.shape[0] * sum(-(-D // block) for D in widths),
+            (q, k, v, *caches, *filled, *ys, *widths, q.stride(0), k.stride(0), v.stride(0)),
+            {"W": caches[0].shape[2], "BD": block, "SILU": silu, "HAS_BIAS": bias},
+            {"num_warps": 2},
+            (q, k, v, *caches, *parameters),
+        )
+    return ys
