@@ -25,11 +25,9 @@ def test_each_convolution_takes_its_step(dtype: torch.dtype, N: int, widths: tup
     weights = [torch.randn(D, 1, 4).to(dtype) for D in widths]
     biases = [torch.randn(D).to(dtype) if bias else None for D in widths]
     ours = [c.cuda() for c in caches]
+    inputs, parameters = [x.cuda() for x in xs], [None if p is None else p.cuda() for p in (*weights, *biases)]
     with use_backend("triton", strict=True):
-        ys = causal_conv1d_updates(
-            *(x.cuda() for x in xs), *ours, *(w.cuda() for w in weights), *(b if b is None else b.cuda() for b in biases),
-            "silu",
-        )  # fmt: skip
+        ys = causal_conv1d_updates(*inputs, *ours, *parameters, "silu")
     for x, y, cache, mine, w, b in zip(xs, ys, caches, ours, weights, biases, strict=True):
         exact = [None if t is None else t.double() for t in (x, cache, w, b)]
         ref, _ = causal_conv1d_update(exact[0], exact[1], None, exact[2], exact[3], "silu")
