@@ -57,7 +57,7 @@ DV = {
     "o64w4": {"both": False, "dv_scan": False, "out_v": 64},
 }  # fmt: skip
 BOTH = {f"b{v}s{s}": {"both": True, "both_v": v, "both_stages": s} for v, s in ((64, 3), (64, 2))}
-THRICE = {"m4": (4, {}), "m8": (8, {}), "m4 chunk 64": (4, {"long_chunk": 64})}
+THRICE = {"m4": (4, {}), "m8": (8, {})}
 GRAD = {
     "g128,128w4": gra(L(4), 128, 128), "g128,64w4": gra(L(4), 128, 64), "g64,128w4": gra(L(4), 64, 128),
     "g128,128w8": gra(L(8), 128, 128),
@@ -111,14 +111,6 @@ CASES: dict[str, tuple[dict, dict]] = {
     "apart": ({"T": 300, "H": 70, "initial": True}, {"both": False}),
     "marks head": ({"T": 500, "H": 70, "gate": "head", "initial": True}, {"marks": 3}),
     "marks none": ({"T": 600, "H": 70, "gate": None, "initial": True, "v_first": True}, {"marks": 3}),
-    "weak": ({"T": 600, "H": 70, "gate": "head", "initial": True}, {"marks": 3, "weak": True}),
-    "weak fp16": ({"T": 300, "H": 70, "gate": "head", "dtype": HF}, {"weak": True}),
-    "weak varlen": (
-        {"T": 500, "H": 70, "gate": "head", "initial": True, "v_first": True, "cu": [0, 5, 5, 140, 500]},
-        {"weak": True},
-    ),
-    "weak 64": ({"T": 300, "H": 70, "gate": "head"}, {"weak": True, "long_chunk": 64}),
-    "none 64": ({"T": 300, "H": 70, "gate": None}, {"long_chunk": 64}),
     "none fp16": ({"T": 300, "H": 70, "gate": None, "dtype": HF, "initial": True}, {}),
     "marks K64 V128": ({"T": 600, "H": 70, "K": 64, "V": 128, "gate": "head", "initial": True}, {"marks": 3}),
     "marks varlen": (
@@ -140,8 +132,6 @@ def check(name: str) -> tuple[dict[str, float], dict[str, object]]:
     if low is not None:
         x["g"][:, ::5] = low
     change = dict(change)
-    if weak := change.pop("weak", False):
-        x["g_gamma"] = torch.log1p(-(2.0 ** (-5 - torch.arange(70, device=x["q"].device) / 8)))
     segments, marks, vf = change.pop("segments", None), change.pop("marks", None), s.get("v_first", False)
     heads = x["v"].shape[2] * (len(cu) - 1 if cu else x["v"].shape[0])
     plan = scalar_plan(chip_of(x["q"].device), dtype, x["q"].shape[-1], x["v"].shape[-1], heads)
@@ -153,7 +143,7 @@ def check(name: str) -> tuple[dict[str, float], dict[str, object]]:
         y = {n: t.clone().requires_grad_(n != "g_gamma") for n, t in x.items()}
         o, ht = scalar_linear(
             **y, output_final_state=True, state_v_first=vf, plan=plan, segments=segments, marks=marks,
-            reverse=reverse, weak=weak, cu_seqlens=torch.tensor(cu, device="cuda") if cu else None,
+            reverse=reverse, cu_seqlens=torch.tensor(cu, device="cuda") if cu else None,
         )  # fmt: skip
         dht = torch.randn_like(ht) if dht is None else dht
         leaves = {n: t for n, t in y.items() if t.requires_grad}
@@ -265,19 +255,16 @@ def one(name: str) -> None:
 def kernels(shape: str, gate: str | None = "token", run: bool = True) -> None:
     """Milliseconds of each kernel by launch; ``run=False`` compiles them only."""
     B, T, H, D = SHAPES[shape]
-    x = make_inputs(B, T if run else 128, H, D, dtype=BF, device="cuda", gate="head" if gate == "weak" else gate)
-    if gate == "weak":
-        x["g_gamma"] *= 0.0
+    x = make_inputs(B, T if run else 128, H, D, dtype=BF, device="cuda", gate=gate)
     q, k, v, g, gamma = x["q"], x["k"], x["v"], x.get("g"), x.get("g_gamma")
     base = scalar_plan(chip_of(q.device), BF, D, D, B * H)
     decay = 1 if g is not None else 2 if gamma is not None else 0
-    weak = gate == "weak"
     do = torch.randn_like(v)
     row: list[str] = []
 
     def clock(kind: str, name: str, change: dict, S=None, X=None, marks: int = 1):
         plan = dataclasses.replace(base, **change)
-        call = ScalarCall.make(k, v, D**-0.5, decay, False, None, plan=plan, segments=1, marks=marks, weak=weak)
+        call = ScalarCall.make(k, v, D**-0.5, decay, False, None, plan=plan, segments=1, marks=marks)
         try:
             decays = Decays(scalar.decay_sums(call, g), gamma)
             entry = scalar.marked(call, k)
@@ -302,13 +289,9 @@ def kernels(shape: str, gate: str | None = "token", run: bool = True) -> None:
     for name, change in FORWARD.items():
         clock("forward", name, change)
     if gate != "token":
-        clock("forward", "chunk 64", {"long_chunk": 64})
         clock("forward", "m4", {}, marks=4)
         for name, (marks, change) in THRICE.items():
             clock("thrice", name, change, marks=marks)
-    if gate == "weak":
-        print(f"{shape} {gate}: " + "  ".join(row), flush=True)
-        return
     S, X, _ = clock("states", "plan", {})
     for name, change in {**STATES, **DV, **BOTH}.items() if gate == "token" else ():
         clock("states", name, change)

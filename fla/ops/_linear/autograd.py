@@ -96,7 +96,7 @@ def _compile_ahead(call: ScalarCall, inputs: tuple[Tensor | None, ...], final: b
         if train:
             _backward(*x, *saved, o, None, call, into_state)  # type: ignore[call-arg, arg-type]
 
-    flags = (call.decay, call.mild, call.v_first, call.segments > 1, call.marks > 1, call.tail, train, into_state)
+    flags = (call.decay, call.v_first, call.segments > 1, call.marks > 1, call.tail, train, into_state)
     first_call(set(), "scalar linear", lambda: (call.plan, call.K, call.V, *flags), inputs, step)
 
 
@@ -108,19 +108,18 @@ def scalar_linear(
     q: Tensor, k: Tensor, v: Tensor, *, g: Tensor | None = None, g_gamma: Tensor | None = None,
     scale: float | None = None, initial_state: Tensor | None = None, output_final_state: bool = False,
     reverse: bool = False, state_v_first: bool = False, cu_seqlens: Tensor | None = None, tokens: bool = False,
-    weak: bool = False, **make: Any,
+    **make: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Linear attention with a decay per token, per head or none; differentiable in all but ``g_gamma``.
 
     q, k `[B, T, H, K]`, v `[B, T, H, V]` of one 16- or 32-bit dtype; g `[B, T, H]` and g_gamma `[H]`: natural log
-    decays, any float. ``tokens``: short calls without gradients go token by token. ``weak``: g_gamma is at most a 16th
-    of a bit a token, which is not looked at. Arguments have been checked by the
+    decays, any float. ``tokens``: short calls without gradients go token by token. Arguments have been checked by the
     public functions.
 
     Source: Yang et al., "Gated Linear Attention Transformers with Hardware-Efficient Training" (2023), section 4.
     """
     inputs: tuple[Any, ...] = (q, k, v, g, g_gamma, initial_state, cu_seqlens)
-    flags = (scale, output_final_state, state_v_first, weak)
+    flags = (scale, output_final_state, state_v_first)
     short = tokens and k.shape[1] <= DECODE_TOKENS and not needs_backward(inputs)
     plain = not (short or reverse or make)
     known = _calls.get((look(inputs), flags)) if plain else None
@@ -143,10 +142,10 @@ def scalar_linear(
         if reverse:
             return _reversed(
                 q, k, v, g, h0, cu, g_gamma=g_gamma, scale=scale, output_final_state=output_final_state,
-                state_v_first=state_v_first, weak=weak, **make,
+                state_v_first=state_v_first, **make,
             )  # fmt: skip
         decay = TOKEN_DECAY if g is not None else NO_DECAY if g_gamma is None else HEAD_DECAY
-        call = ScalarCall.make(k, v, scale, decay, state_v_first, cu, weak=weak and decay == HEAD_DECAY, **make)
+        call = ScalarCall.make(k, v, scale, decay, state_v_first, cu, **make)
         inputs = (q, k, v, g, g_gamma, h0, cu)
         if plain:
             _compile_ahead(call, inputs, output_final_state)

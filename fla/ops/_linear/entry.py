@@ -79,11 +79,8 @@ def chunk_retention(
     q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, initial_state: Tensor | None = None,
     output_final_state: bool = False, cu_seqlens: Tensor | None = None, *, chunk_size: int | None = None,
 ) -> Result:  # fmt: skip
-    # The strongest decay is 1 - 2^-5, 0.046 bits.
-    return scalar_linear(
-        q, k, v, g_gamma=_fixed(retention_decay, q), scale=scale, initial_state=initial_state,
-        output_final_state=output_final_state, cu_seqlens=cu_seqlens, weak=True,
-    )  # fmt: skip
+    gamma = _fixed(retention_decay, q)
+    return chunk_simple_gla(q, k, v, None, gamma, scale, initial_state, output_final_state, cu_seqlens=cu_seqlens)
 
 
 def fused_chunk_retention(
@@ -105,10 +102,9 @@ def fused_recurrent_retention(
     output_final_state: bool = False, reverse: bool = False, state_v_first: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> Result:  # fmt: skip
-    return scalar_linear(
-        q, k, v, g_gamma=_fixed(retention_decay, q), scale=scale, initial_state=initial_state,
-        output_final_state=output_final_state, reverse=reverse, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
-        tokens=True, weak=True,
+    gamma = _fixed(retention_decay, q)
+    return fused_recurrent_simple_gla(
+        q, k, v, None, gamma, scale, initial_state, output_final_state, reverse, state_v_first, cu_seqlens
     )  # fmt: skip
 
 

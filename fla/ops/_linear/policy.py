@@ -13,9 +13,6 @@ from fla.ops._common.policy import Chip, Launch, planned, pow2, stretches
 DECODE_TOKENS = 16
 
 
-_LONG = Launch(8, 2)
-
-
 @dataclass(frozen=True)
 class ScalarPlan:
     """How the scalar-decay kernels run one class of calls.
@@ -30,8 +27,6 @@ class ScalarPlan:
         states_v: the same of the passes over states.
         dv_scan: whether dv comes from a scan of its own, for which K must fit in one block; else chunk by chunk.
         thrice: whether gradients, where decays have none, are three scans, for which K and V must fit in one block.
-        long_chunk: tokens a chunk of scans without decays, with one block each of K and V; and their compiler options
-            ``long``.
         both: whether dv's scan and the pass over states share a launch, with both_v columns of V and both_stages
             stages for the states.
         grad_k, grad_v: blocks of the chunk gradient.
@@ -58,8 +53,6 @@ class ScalarPlan:
     both: bool = False
     both_v: int = 64
     both_stages: int = 3
-    long_chunk: int = 0
-    long: Launch = _LONG
 
 
 def scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, heads: int) -> ScalarPlan:
@@ -97,7 +90,6 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool) -> S
     return ScalarPlan(
         64, descriptors, chip.wide, one_scan, bk, block_v, min(bv, 64), grad_k, bv, bv, dv_scan, launch, launch,
         Launch(4, 3), Launch(4, 1), Launch(4), thrice=dv_scan and pow2(V) <= 128, both=dv_scan, both_v=min(bv, 64),
-        long_chunk=128 if dv_scan and descriptors and block_v == 128 else 64,
     )  # fmt: skip
 
 

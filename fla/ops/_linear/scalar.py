@@ -47,19 +47,18 @@ class ScalarCall:
     decay: int
     v_first: bool
     segments: int = 1  # stretches that each sequence is cut into
-    weak: bool = False  # decays are per head and of at most a 16th of a bit a token
     marks: int = 1  # stretches that the backward's scan in the order of time is cut into, where others are not
 
     @classmethod
     def make(
         cls, k: Tensor, v: Tensor, scale: float, decay: int, v_first: bool, cu_seqlens: Tensor | None,
         chip: Chip | None = None, plan: ScalarPlan | None = None, segments: int | None = None,
-        marks: int | None = None, weak: bool = False,
+        marks: int | None = None,
     ) -> ScalarCall:  # fmt: skip
         """``cu_seqlens`` makes a call of packed sequences, which has no table yet; see `packed`."""
         chip = chip_of(k.device) if chip is None else chip
         packed = None if cu_seqlens is None else cu_seqlens.numel() - 1
-        made = _call_of(k.shape, v.shape, k.dtype, chip, packed, scale, decay, v_first, plan, weak)
+        made = _call_of(k.shape, v.shape, k.dtype, chip, packed, scale, decay, v_first, plan)
         if segments is None and marks is None:
             return made
         segments = made.segments if segments is None else segments
@@ -92,25 +91,11 @@ class ScalarCall:
     def state_shape(self) -> tuple[int, ...]:
         return (self.table.sequences, self.H, *((self.V, self.K) if self.v_first else (self.K, self.V)))
 
-    @property
-    def scan_chunk(self) -> int:
-        """Tokens a chunk of the scans that look at nothing by chunk. Stretches begin at the chunks of all passes."""
-        p = self.plan
-        long = p.descriptors and p.long_chunk > p.chunk and (self.decay == NO_DECAY or self.weak)
-        return p.long_chunk if long and self.segments == 1 else p.chunk
-
-    @property
-    def mild(self) -> bool:
-        return self.weak and self.scan_chunk > self.plan.chunk
-
-    def scan_launch(self, usual: Launch) -> Launch:
-        return usual if self.scan_chunk == self.plan.chunk else self.plan.long
-
-    def rows(self, x: Tensor, width: int, block: int, chunk: int | None = None) -> Any:
+    def rows(self, x: Tensor, width: int, block: int) -> Any:
         """A descriptor of ``x`` `[B, T, H, width]` for tiles of a chunk, or ``x`` where none is used."""
         if not self.plan.descriptors:
             return x
-        return descriptor(x, self.B * self.T, self.H * width, chunk or self.plan.chunk, block)
+        return descriptor(x, self.B * self.T, self.H * width, self.plan.chunk, block)
 
     def states(self, x: Tensor, block_v: int, block_k: int) -> Any:
         if not self.plan.descriptors:
@@ -127,7 +112,7 @@ class ScalarCall:
 @functools.lru_cache(maxsize=256)
 def _call_of(
     k: tuple[int, ...], v: tuple[int, ...], dtype: torch.dtype, chip: Chip, packed: int | None, scale: float,
-    decay: int, v_first: bool, plan: ScalarPlan | None, weak: bool,
+    decay: int, v_first: bool, plan: ScalarPlan | None,
 ) -> ScalarCall:  # fmt: skip
     # One object for all calls of these sizes, because it keeps what is written out of them.
     B, T, H, K = k
@@ -142,7 +127,7 @@ def _call_of(
     thrice = plan.thrice and decay != TOKEN_DECAY and scale != 0 and (decay != NO_DECAY or dtype != torch.float16)
     plan = plan if thrice == plan.thrice else replace(plan, thrice=thrice)
     marks = time_marks(plan, chip, sequences * H, chunks) if thrice and segments == 1 else 1
-    return ScalarCall(B, T, H, K, V, plan, chip, table, scale, decay, v_first, segments, weak, marks)
+    return ScalarCall(B, T, H, K, V, plan, chip, table, scale, decay, v_first, segments, marks)
 
 
 @dataclass(frozen=True)
@@ -273,22 +258,22 @@ def forward(
         _run_states(call, decays, kernel.STATES, split, k=k, v=v, S=S, h0=h0, ht=ht, entry=entry)
         _run_out(call, q, k, v, S, decays, inverse, o, False)
         return o, ht
-    bk, bv, chunk, launch = p.block_k, p.block_v, call.scan_chunk, call.scan_launch(p.forward)
+    bk, bv = p.block_k, p.block_v
     args = (
-        q, k, v, call.rows(q, call.K, bk, chunk), call.rows(k, call.K, bk, chunk), call.rows(v, call.V, bv, chunk),
+        q, k, v, call.rows(q, call.K, bk), call.rows(k, call.K, bk), call.rows(v, call.V, bv),
         *decays.args(k),
-        k if inverse is None else inverse, o, call.rows(o, call.V, bv, chunk), k if h0 is None else h0,
+        k if inverse is None else inverse, o, call.rows(o, call.V, bv), k if h0 is None else h0,
         k if ht is None else ht, k if entry is None else entry, *call.index(k), int(h0 is not None),
         int(ht is not None), call.marks if mark else call.segments, call.scale,
     )  # fmt: skip
     meta = {
-        "K": call.K, "V": call.V, "BK": bk, "BV": bv, "C": chunk, "DECAY": call.decay, "NORM": inverse is not None,
+        "K": call.K, "V": call.V, "BK": bk, "BV": bv, "C": p.chunk, "DECAY": call.decay, "NORM": inverse is not None,
         "SPLIT": 0 if entry is None else 2 if mark else 1, "VFIRST": call.v_first, "VARLEN": t.varlen,
-        "DESC": p.descriptors, "DOT": p.dot, "MILD": call.mild,
-        "STAGES": launch.stages,
+        "DESC": p.descriptors, "DOT": p.dot, "DSTORE": call.chip.arch < 100,
+        "STAGES": p.forward.stages,
     }  # fmt: skip
     grid = -(-call.V // bv) * call.H * call.segments * t.sequences
-    _scan(grid, args, meta, launch.options(call.chip), (q, k, v, decays.gamma, h0, t.cu, ht))
+    _scan(grid, args, meta, p.forward.options(call.chip), (q, k, v, decays.gamma, h0, t.cu, ht))
     return o, ht
 
 
@@ -359,29 +344,28 @@ def thrice(
     back = exits(call, q, do, decays, dht, entry)
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     bk, bv = p.block_k, min(pow2(call.V, 32), 128)
-    chunk, launch = call.scan_chunk, call.scan_launch(p.reverse)
     ck, cv = min(p.block_v, bk), min(p.block_v, bv)
     fill = lambda x: k if x is None else x
     args = (
-        q, k, v, do, call.rows(q, call.K, bk, chunk), call.rows(k, call.K, bk, chunk), call.rows(v, call.V, bv, chunk),
-        call.rows(do, call.V, bv, chunk), call.rows(q, call.K, ck, chunk), call.rows(k, call.K, ck, chunk),
-        call.rows(do, call.V, cv, chunk),
-        *decays.args(k), dq, call.rows(dq, call.K, ck, chunk), dk, call.rows(dk, call.K, ck, chunk), dv, call.rows(dv,
-        call.V, cv, chunk),
+        q, k, v, do, call.rows(q, call.K, bk), call.rows(k, call.K, bk), call.rows(v, call.V, bv),
+        call.rows(do, call.V, bv), call.rows(q, call.K, ck), call.rows(k, call.K, ck),
+        call.rows(do, call.V, cv),
+        *decays.args(k), dq, call.rows(dq, call.K, ck), dk, call.rows(dk, call.K, ck), dv, call.rows(dv,
+        call.V, cv),
         fill(h0), fill(dht), fill(dh0), fill(entry), fill(back), *call.index(k), t.sequences, int(h0 is not None),
         int(dht is not None), int(dh0 is not None), call.segments, call.segments if back is not None else call.marks,
         call.scale,
     )  # fmt: skip
     meta = {
-        "K": call.K, "V": call.V, "BK": bk, "BV": bv, "CK": ck, "CV": cv, "C": chunk, "DECAY": call.decay,
+        "K": call.K, "V": call.V, "BK": bk, "BV": bv, "CK": ck, "CV": cv, "C": p.chunk, "DECAY": call.decay,
         "SPLITX": int(back is not None), "SPLITS": int(entry is not None), "VFIRST": call.v_first,
-        "VARLEN": t.varlen, "DESC": p.descriptors, "DOT": p.dot, "MILD": call.mild,
-        "STAGES": launch.stages,
+        "VARLEN": t.varlen, "DESC": p.descriptors, "DOT": p.dot, "DSTORE": call.chip.arch < 100,
+        "STAGES": p.reverse.stages,
     }  # fmt: skip
     nk, nv = -(-call.K // ck), -(-call.V // cv)
     heads = call.H * t.sequences
     grid = heads * ((nk + nv) * call.segments + nk * (call.segments if back is not None else call.marks))
-    _thrice(grid, args, meta, launch.options(call.chip), (q, k, v, do, decays.gamma, h0, dht, dh0, t.cu))
+    _thrice(grid, args, meta, p.reverse.options(call.chip), (q, k, v, do, decays.gamma, h0, dht, dh0, t.cu))
     return dq, dk, dv
 
 

@@ -40,14 +40,14 @@ def poisoned(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **k: fill(new_empty(*a, **k)))
 
 
-def run(x, *, v_first=False, cu=None, change=None, segments=1, reverse=False, marks=None, weak=False):
+def run(x, *, v_first=False, cu=None, change=None, segments=1, reverse=False, marks=None):
     """Errors of outputs and of every gradient."""
     q, v = x["q"], x["v"]
     plan = dataclasses.replace(scalar_plan(CHIP, q.dtype, q.shape[-1], v.shape[-1], 100), **(change or {}))
     y = {n: t.clone().requires_grad_(n != "g_gamma") for n, t in x.items()}
     o, ht = scalar_linear(
         **y, output_final_state=True, state_v_first=v_first, cu_seqlens=None if cu is None else torch.tensor(cu),
-        chip=CHIP, plan=plan, segments=segments, reverse=reverse, marks=marks, weak=weak,
+        chip=CHIP, plan=plan, segments=segments, reverse=reverse, marks=marks,
     )  # fmt: skip
     gen = torch.Generator().manual_seed(1)
     do = torch.randn(v.shape, generator=gen).to(v.dtype)
@@ -140,31 +140,6 @@ def test_three_scans_are_for_decays_without_gradient_and_a_scale():
     assert not thrice(NO_DECAY, torch.float16)
     assert not thrice(NO_DECAY, scale=0.0)
     assert not thrice(TOKEN_DECAY)
-
-
-@pytest.mark.parametrize(("gate", "v_first"), [(None, False), ("head", True)])
-@pytest.mark.parametrize("marks", [1, 2])
-def test_chunks_of_128_without_and_with_weak_decays(gate, v_first, marks):
-    cu = [0, 5, 5, 140, 400]
-    x = make_inputs(T=400, H=2, K=32, V=64, gate=gate, initial=True, sequences=4, v_first=v_first)
-    change = {"thrice": True, "descriptors": True, "long_chunk": 128}
-    if gate:
-        x["g_gamma"] = torch.tensor([-0.03, -0.001])
-    check(run(x, cu=cu, v_first=v_first, change=change, marks=marks, weak=bool(gate)))
-
-
-def test_weak_decays_in_half_precision():
-    x = make_inputs(T=300, H=2, K=64, V=32, gate="head", initial=True, dtype=torch.float16)
-    x["g_gamma"] = torch.tensor([-0.03, -0.001])
-    check(run(x, change={"thrice": True, "descriptors": True, "long_chunk": 128}, weak=True), 3e-3)
-
-
-def test_the_decays_of_retention_are_weak():
-    from fla.ops._linear.rows import retention_decay
-
-    bits = retention_decay(torch.empty(1, 1, 256, 1, dtype=torch.float64)).double() * 1.4427
-    assert (bits <= 0).all()
-    assert bits.min() > -1 / 16
 
 
 def test_a_scale_of_zero_leaves_the_gradients_of_states():

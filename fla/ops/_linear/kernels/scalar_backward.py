@@ -20,7 +20,7 @@ def scalar_thrice(
     offsets, T, NT, H, N, has_h0, has_dht, has_dh0, segments, stretches, scale, K: tl.constexpr, V: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, CK: tl.constexpr, CV: tl.constexpr, C: tl.constexpr, DECAY: tl.constexpr,
     SPLITX: tl.constexpr, SPLITS: tl.constexpr, VFIRST: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr,
-    DOT: tl.constexpr, MILD: tl.constexpr, STAGES: tl.constexpr,
+    DOT: tl.constexpr, DSTORE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Gradients of q, k, v and the initial state where decays have none: `scalar_scan` in its three other roles.
 
@@ -35,20 +35,20 @@ def scalar_thrice(
     if pid < px * NK:
         scan_program(
             pid, v, do, q, vd, dod, qb, sums, gamma, q, dk, dkd, dht, dh0, back, cu, offsets, T, NT, H, has_dht, 0,
-            segments, scale, V, K, BV, CK, C, DECAY, False, SPLITX, True, KFIRST, False, VARLEN, DESC, DOT, MILD,
+            segments, scale, V, K, BV, CK, C, DECAY, False, SPLITX, True, KFIRST, False, VARLEN, DESC, DOT, DSTORE,
             STAGES,
         )  # fmt: skip
     elif pid < px * (NK + NV):
         scan_program(
             pid - px * NK, k, q, do, kd, qd, dob, sums, gamma, q, dv, dvd, dht, dh0, back, cu, offsets, T, NT, H,
             has_dht, has_dh0, segments, scale, K, V, BK, CV, C, DECAY, False, SPLITX, True, VFIRST, True, VARLEN, DESC,
-            DOT, MILD, STAGES,
+            DOT, DSTORE, STAGES,
         )  # fmt: skip
     else:
         scan_program(
             pid - px * (NK + NV), do, v, k, dod, vd, kb, sums, gamma, q, dq, dqd, h0, dh0, entry, cu, offsets, T, NT, H,
             has_h0, 0, stretches, scale, V, K, BV, CK, C, DECAY, False, SPLITS, False, KFIRST, False, VARLEN, DESC, DOT,
-            MILD, STAGES,
+            DSTORE, STAGES,
         )  # fmt: skip
 
 

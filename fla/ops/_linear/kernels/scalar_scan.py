@@ -111,11 +111,10 @@ def decayed_scores(x, b, scale, C: tl.constexpr, DECAY: tl.constexpr, KEYS: tl.c
 def _scan_step(
     S, D, upto, after, q, k, v, qd, kd, vd, sums, gamma, inverse, o, od, tile, row, n, h, v0, H, scale,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, DECAY: tl.constexpr,
-    NORM: tl.constexpr, REVERSE: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr, FIXED: tl.constexpr,
+    NORM: tl.constexpr, REVERSE: tl.constexpr, DESC: tl.constexpr, DSTORE: tl.constexpr, DOT: tl.constexpr,
+    FIXED: tl.constexpr,
 ):  # fmt: skip
     dt: tl.constexpr = k.dtype.element_ty
-    # A long chunk leaves no room for a tile on its way out by descriptor.
-    OUT: tl.constexpr = DESC and C <= 64
     # Descriptors load full chunks only: a decay per head is then the same in all of them, and leaves the loop.
     b, last = chunk_decays(sums, gamma, tile, C if DESC else n, h, C, DECAY)
     if DECAY and not FIXED:
@@ -147,78 +146,23 @@ def _scan_step(
         oo = oo * row_factors(inverse, row, n, h, H, C)[None, :]
     y = tl.trans(oo)
     # A gradient that float16 cannot hold shows as infinity: whoever scales losses looks for it.
-    store_rows(o, od, y.to(dt) if REVERSE else saturate(y, dt), row, n, h, H, v0, V, BV, C, OUT)
+    store_rows(o, od, y.to(dt) if REVERSE else saturate(y, dt), row, n, h, H, v0, V, BV, C, DESC and DSTORE)
     return S
-
-
-@triton.jit
-def _mild_step(
-    S, q, k, v, qd, kd, vd, x, inverse, o, od, row, h, v0, H, scale, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
-    BV: tl.constexpr, C: tl.constexpr, NORM: tl.constexpr, REVERSE: tl.constexpr, DOT: tl.constexpr,
-):  # fmt: skip
-    """A full chunk with a decay of ``x`` bits a token that leaves factors of ``C x / 2`` bits inside the range of bf16.
-
-    Everything is relative to the chunk's middle m: rows are written times e^(m - b), and what is read is multiplied by
-    e^(b - m). S is what the chunk before left, times `mild_frame`.
-    """
-    dt: tl.constexpr = k.dtype.element_ty
-    OUT: tl.constexpr = C <= 64
-    r = tl.arange(0, C)
-    b = x * (r + 1 - C // 2).to(tl.float32)
-    S = S * tl.exp2(x * C)
-    kt = load_rows(k, kd, row, C, h, H, 0, K, BK, C, True)
-    vt = load_rows(v, vd, row, C, h, H, v0, V, BV, C, True)
-    qt = load_rows(q, qd, row, C, h, H, 0, K, BK, C, True)
-    a = tl.dot(kt, tl.trans(qt), input_precision=DOT)
-    if REVERSE:
-        a = tl.where(r[:, None] >= r[None, :], a, 0.0).to(dt)
-        vT = (tl.trans(vt).to(tl.float32) * (tl.exp2(b) * scale)[None, :]).to(dt)
-    else:
-        a = tl.where(r[:, None] <= r[None, :], a, 0.0).to(dt)
-        vT = (tl.trans(vt).to(tl.float32) * tl.exp2(b * -1.0)[None, :]).to(dt)
-    oo = tl.dot(S.to(dt) if REVERSE else saturate(S, dt), tl.trans(qt), input_precision=DOT)
-    oo = tl.dot(vT, a, oo, input_precision=DOT)
-    if REVERSE:
-        oo = oo * tl.exp2(b * -1.0)[None, :]
-    else:
-        oo = oo * (tl.exp2(b) * scale)[None, :]
-    S = tl.dot(vT, kt, S, input_precision=DOT)
-    if NORM:
-        oo = oo * row_factors(inverse, row, C, h, H, C)[None, :]
-    y = tl.trans(oo)
-    store_rows(o, od, y.to(dt) if REVERSE else saturate(y, dt), row, C, h, H, v0, V, BV, C, OUT)
-    return S
-
-
-@triton.jit
-def mild_frame(x, C: tl.constexpr):
-    """What the state is multiplied by between steps of `_mild_step`: e^m, and the decay of the chunk that is due."""
-    return tl.exp2(x * (C // 2 - C))
 
 
 @triton.jit
 def _chunks(
-    S, lo, hi, D, upto, after, x, q, k, v, qd, kd, vd, sums, gamma, inverse, o, od, first, bos, length, h, v0, H, scale,
+    S, lo, hi, D, upto, after, q, k, v, qd, kd, vd, sums, gamma, inverse, o, od, first, bos, length, h, v0, H, scale,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, DECAY: tl.constexpr,
     NORM: tl.constexpr, REVERSE: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr, FIXED: tl.constexpr,
-    MILD: tl.constexpr, STAGES: tl.constexpr,
+    DSTORE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    if MILD:
-        S = S * mild_frame(x, C)
     for j in tl.range(lo, hi, num_stages=STAGES):
         t = lo + hi - 1 - j if REVERSE else j
-        if MILD:
-            S = _mild_step(
-                S, q, k, v, qd, kd, vd, x, inverse, o, od, bos + t * C, h, v0, H, scale, K, V, BK, BV, C, NORM, REVERSE,
-                DOT,
-            )  # fmt: skip
-        else:
-            S = _scan_step(
-                S, D, upto, after, q, k, v, qd, kd, vd, sums, gamma, inverse, o, od, (first + t) * H + h, bos + t * C,
-                length - t * C, h, v0, H, scale, K, V, BK, BV, C, DECAY, NORM, REVERSE, DESC, DOT, FIXED,
-            )  # fmt: skip
-    if MILD:
-        S = S * (1.0 / mild_frame(x, C))
+        S = _scan_step(
+            S, D, upto, after, q, k, v, qd, kd, vd, sums, gamma, inverse, o, od, (first + t) * H + h, bos + t * C,
+            length - t * C, h, v0, H, scale, K, V, BK, BV, C, DECAY, NORM, REVERSE, DESC, DSTORE, DOT, FIXED,
+        )  # fmt: skip
     return S
 
 
@@ -227,7 +171,7 @@ def scan_program(
     pid, q, k, v, qd, kd, vd, sums, gamma, inverse, o, od, h0, ht, entry, cu, offsets, T, NT, H, has_h0, has_ht,
     segments, scale, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
     DECAY: tl.constexpr, NORM: tl.constexpr, SPLIT: tl.constexpr, REVERSE: tl.constexpr, VFIRST: tl.constexpr,
-    EFIRST: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr, MILD: tl.constexpr,
+    EFIRST: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr, DSTORE: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """See `scalar_scan`. EFIRST: ``entry`` is [V, K] as seen from here, else [K, V]."""
@@ -252,10 +196,7 @@ def scan_program(
     lo, hi, full = stretch_at(length, seg, parts, C)
     loop = tl.minimum(hi, full) if DESC else hi
     # Descriptors load full chunks only, and a decay per head is the same in all of them.
-    FIXED: tl.constexpr = DESC and DECAY == 2 and not MILD
-    x = 0.0
-    if MILD:
-        x = tl.load(gamma + h).to(tl.float32) * LOG2E
+    FIXED: tl.constexpr = DESC and DECAY == 2
     b, last = chunk_decays(sums, gamma, first * H + h, C, h, C, 2 if FIXED else 0)
     D = decayed_scores(tl.zeros((C, C), tl.float32) + 1.0, b, scale, C, 2 if FIXED else 0, 1 if REVERSE else 0)
     upto, after = row_decays(sums, b, last, scale, first, C, 2)
@@ -263,7 +204,8 @@ def scan_program(
         if (hi > full) & (lo < hi):
             S = _scan_step(
                 S, D, upto, after, q, k, v, qd, kd, vd, sums, gamma, inverse, o, od, (first + full) * H + h, bos + full
-                * C, length - full * C, h, v0, H, scale, K, V, BK, BV, C, DECAY, NORM, REVERSE, False, DOT, False,
+                * C, length - full * C, h, v0, H, scale, K, V, BK, BV, C, DECAY, NORM, REVERSE, False, DSTORE, DOT,
+                False,
             )  # fmt: skip
     if SPLIT == 2:
         for s in tl.range(0, segments, num_stages=1):
@@ -273,20 +215,21 @@ def scan_program(
             tl.store(entry + slot * (K * V) + eo, S, mask=em)
             end = tl.minimum(hi, full) if DESC else hi
             S = _chunks(
-                S, lo, end, D, upto, after, x, q, k, v, qd, kd, vd, sums, gamma, inverse, o, od, first, bos,
-                length, h, v0, H, scale, K, V, BK, BV, C, DECAY, NORM, REVERSE, DESC, DOT, FIXED, MILD, STAGES,
+                S, lo, end, D, upto, after, q, k, v, qd, kd, vd, sums, gamma, inverse, o, od, first, bos,
+                length, h, v0, H, scale, K, V, BK, BV, C, DECAY, NORM, REVERSE, DESC, DOT, FIXED, DSTORE, STAGES,
             )  # fmt: skip
         lo, hi, full = stretch_at(length, 0, 1, C)
     else:
         S = _chunks(
-            S, lo, loop, D, upto, after, x, q, k, v, qd, kd, vd, sums, gamma, inverse, o, od, first, bos,
-            length, h, v0, H, scale, K, V, BK, BV, C, DECAY, NORM, REVERSE, DESC, DOT, FIXED, MILD, STAGES,
+            S, lo, loop, D, upto, after, q, k, v, qd, kd, vd, sums, gamma, inverse, o, od, first, bos,
+            length, h, v0, H, scale, K, V, BK, BV, C, DECAY, NORM, REVERSE, DESC, DOT, FIXED, DSTORE, STAGES,
         )  # fmt: skip
     if DESC and not REVERSE:
         if (hi > full) & (lo < hi):
             S = _scan_step(
                 S, D, upto, after, q, k, v, qd, kd, vd, sums, gamma, inverse, o, od, (first + full) * H + h, bos + full
-                * C, length - full * C, h, v0, H, scale, K, V, BK, BV, C, DECAY, NORM, REVERSE, False, DOT, False,
+                * C, length - full * C, h, v0, H, scale, K, V, BK, BV, C, DECAY, NORM, REVERSE, False, DSTORE, DOT,
+                False,
             )  # fmt: skip
     if REVERSE and DECAY == 0:
         S = S * scale
@@ -300,16 +243,15 @@ def scalar_scan(
     q, k, v, qd, kd, vd, sums, gamma, inverse, o, od, h0, ht, entry, cu, offsets, T, NT, H, has_h0, has_ht, segments,
     scale, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, DECAY: tl.constexpr,
     NORM: tl.constexpr, SPLIT: tl.constexpr, VFIRST: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr,
-    DOT: tl.constexpr, MILD: tl.constexpr, STAGES: tl.constexpr,
+    DOT: tl.constexpr, DSTORE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """SPLIT 0: all of a sequence a program; 1: one of ``segments`` stretches of it, from the state in ``entry``; 2: all
     of it, and the state before each stretch is written there for those that come back to them.
 
-    NORM: multiply o by ``inverse`` `[B, T, H]`. MILD: for decays per head whose factors over half a chunk bf16 holds,
-    which is promised and not looked at.
+    NORM: multiply o by ``inverse`` `[B, T, H]`. DSTORE: o too is written through descriptors.
     """
     scan_program(
         tl.program_id(0), q, k, v, qd, kd, vd, sums, gamma, inverse, o, od, h0, ht, entry, cu, offsets, T, NT, H,
         has_h0, has_ht, segments, scale, K, V, BK, BV, C, DECAY, NORM, SPLIT, False, VFIRST, True, VARLEN, DESC, DOT,
-        MILD, STAGES,
+        DSTORE, STAGES,
     )  # fmt: skip
