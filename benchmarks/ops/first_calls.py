@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""First calls with an empty kernel cache, in seconds: forward, forward and backward, then other lengths, batches and
-head counts. `first_calls.py [OP ...]`; every op in a process of its own, JOBS (2) at a time."""
+"""First calls with an empty kernel cache, in seconds: inference; in another process forward and backward, then other
+lengths, batches and head counts. `first_calls.py [OP ...]`; every op in processes of its own, JOBS (2) at a time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def inputs(op: str, B: int, T: int, H: int, D: int = 128) -> dict[str, Any]:
     return x
 
 
-def one(op: str) -> None:
+def one(op: str, train: bool) -> None:
     import importlib
 
     import torch
@@ -68,32 +68,37 @@ def one(op: str) -> None:
         return forward, forward + back, time.perf_counter() - t
 
     with use_backend("triton", strict=True):
+        if not train:
+            x = inputs(op, 1, 2048, 96)
+            torch.cuda.synchronize()
+            t = time.perf_counter()
+            with torch.no_grad():
+                fn(**x)
+            torch.cuda.synchronize()
+            print(f"{op:11s} inference {time.perf_counter() - t:.2f} s")
+            return
         first = step(1, 2048, 96)
         again = {}
         for name, shape in (("length", (1, 4096, 96)), ("batch", (2, 2048, 96)), ("heads", (1, 2048, 80))):
-            again[name] = step(*shape)[1]
-        with torch.no_grad():
-            t = time.perf_counter()
-            fn(**inputs(op, 1, 2048, 96))
-            torch.cuda.synchronize()
-            inference = time.perf_counter() - t
+            # The width of hgrn, which has no heads, is part of its kernels.
+            if op != "hgrn" or name != "heads":
+                again[name] = step(*shape)[1]
     row = "  ".join(f"new {n} {t:.3f}" for n, t in again.items())
-    print(
-        f"{op:11s} first forward {first[0]:.2f} s  with backward {first[1]:.2f} s  {row}  then inference {inference:.2f}"
-    )
+    print(f"{op:11s} training: forward {first[0]:.2f} s, with backward {first[1]:.2f} s; {row}")
 
 
-def apart(op: str) -> str:
+def apart(op: str, kind: str) -> str:
     with tempfile.TemporaryDirectory() as cache:
         env = {**os.environ, "TRITON_CACHE_DIR": cache}
-        p = subprocess.run([sys.executable, __file__, "one", op], capture_output=True, text=True, env=env)
+        p = subprocess.run([sys.executable, __file__, kind, op], capture_output=True, text=True, env=env)
     return p.stdout.strip() or f"{op}: {p.stderr.strip()[-400:]}"
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["one"]:
-        one(sys.argv[2])
+    if sys.argv[1:2] in (["train"], ["infer"]):
+        one(sys.argv[2], sys.argv[1] == "train")
     else:
+        jobs = [(op, kind) for op in sys.argv[1:] or OPS for kind in ("infer", "train")]
         with ThreadPoolExecutor(int(os.environ.get("JOBS", "2"))) as pool:
-            for line in pool.map(apart, sys.argv[1:] or OPS):
+            for line in pool.map(apart, *zip(*jobs, strict=True)):
                 print(line, flush=True)
