@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: MIT
+
 """The eight modules of the speed table beside fla-core and Liger-Kernel on one GPU, in one run.
 
 `table.py [--peer DIR] [--liger DIR] [CASE ...]` prints the table; DIR is where that package is installed, apart from
@@ -16,13 +17,15 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import os
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parent))
+
+from children import Child
 
 N, D, T, V = 8192, 4096, 16384, 131072
 BANDWIDTH, FLOPS = 4.3e9, 788e9  # of an H200, a millisecond
@@ -243,6 +246,9 @@ def child(library: str, names: list[str], compile_only: bool) -> None:
     # torch's own first times.
     one = torch.ones(64, 64, device="cuda", requires_grad=True)
     torch.autograd.backward([one @ one], [torch.ones_like(one)])
+    torch.cuda.synchronize()
+    print("READY", flush=True)
+    sys.stdin.readline()
     for name in names:
         try:
             found = measure(name, library, compile_only)
@@ -252,32 +258,6 @@ def child(library: str, names: list[str], compile_only: bool) -> None:
         torch.cuda.empty_cache()
     if library == "ours" and not compile_only:
         print("FOUND " + json.dumps(nothing()), flush=True)
-
-
-def start(library: str, folder: str | None, names: list[str], compile_only: bool, cache: str) -> Any:
-    here = Path(__file__).resolve()
-    root = str(here.parents[2])
-    rest = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and Path(p).resolve() != Path(root)]
-    path = [root if folder is None else folder, str(here.parent), *rest]
-    command = [sys.executable, str(here), "--child", library, *(["--compile"] if compile_only else []), *names]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
-    if folder and cache:
-        env["TRITON_CACHE_DIR"] = cache
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd="/")
-
-
-def collect(library: str, process: Any, seconds: float) -> Iterator[dict[str, Any]]:
-    try:
-        out, err = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        out, err = process.communicate()
-        print(f"{LIBRARIES[library]} was stopped after {seconds:.0f} s", flush=True)
-    for line in out.splitlines():
-        if line.startswith("FOUND "):
-            yield json.loads(line[6:])
-    if process.returncode and err:
-        print(f"{LIBRARIES[library]}: exit {process.returncode}: {err[-600:]}", flush=True)
 
 
 def pair(found: dict[str, Any] | None, suffix: str = "") -> str:
@@ -353,26 +333,30 @@ def main() -> None:
     if a.no_ours:
         del folders["ours"]
     has = {k: [n for n in names if k != "liger" or NAMES.index(n) in LIGER] for k in folders}
+    began = time.perf_counter()
+    deadline = began + a.seconds
+    one_each = [(k, [n]) for k in folders for n in has[k]] if a.compile else list(has.items())
+    children = [Child(k, folders[k], part, a.compile, a.peer_cache) for k, part in one_each]
     results: list[dict[str, Any]] = []
-    began_at = time.perf_counter()
-
-    def left() -> float:
-        return max(1.0, a.seconds - (time.perf_counter() - began_at))
-
     if a.compile:
-        began = [(k, start(k, f, [n], True, a.peer_cache)) for k, f in folders.items() for n in has[k]]
-        for k, process in began:
-            results += collect(k, process, left())
+        for c in children:
+            c.go()
+        for c in children:
+            results += c.finish(deadline)
         for r in results:
             print(f"{LIBRARIES[r['library']]}, {r['case']}: {r.get('wrong') or r['first']}")
         return
-    for k, f in folders.items():
+    # All have imported what they need before the first begins: then the machine is each one's alone.
+    for c in children:
+        c.ready.wait(max(0.0, deadline - time.perf_counter()))
+    print(f"ready after {time.perf_counter() - began:.0f} s", flush=True)
+    for c in children:
         t = time.perf_counter()
-        results += collect(k, start(k, f, has[k], False, a.peer_cache), left())
-        print(f"{LIBRARIES[k]} took {time.perf_counter() - t:.0f} s", flush=True)
+        c.go()
+        results += c.finish(deadline)
+        print(f"{LIBRARIES[c.library]} took {time.perf_counter() - t:.0f} s", flush=True)
     show(results)
-    total = time.perf_counter() - began_at
-    print(f"{total:.0f} s in all")
+    print(f"{time.perf_counter() - began:.0f} s in all")
     if a.json:
         Path(a.json).write_text(json.dumps(results))
     wrong = [r["case"] for r in results if r["library"] == "ours" and r["case"] in CASES and not r.get("right")]
