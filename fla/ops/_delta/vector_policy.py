@@ -15,6 +15,7 @@ class VectorPlan:
     Attributes:
         kp, vp: padded head dimensions.
         kb: channels that `vector_prep` holds at a time.
+        loop: it runs as a loop of one turn, with copies in the background.
         bv, bv_bwd, bv_map: V blocks of the scan, the reverse scan and the summary of a time segment.
         gkb: channels of a program of the gradient kernel.
         vb: V block of the gradient kernel.
@@ -29,6 +30,7 @@ class VectorPlan:
     kp: int
     vp: int
     kb: int
+    loop: bool
     bv: int
     bv_bwd: int
     bv_map: int
@@ -67,10 +69,11 @@ def plan(
     varlen: bool = False,
     aligned: bool = True,
     gated: bool = False,
+    erase: bool = False,
 ) -> VectorPlan:
     """The plan of a call: ``dtype`` of q, k, v ("bfloat16", "float16", "float32"), head dims, number and length of the
     sequences, value heads, whether any gate must be exact, whether q and k are normed in the op and the gate is made
-    there."""
+    there, and whether the read key has a gate of its own."""
     half = dtype != "float32"
     interpreter = chip.vendor == "interpreter"
     # From rows of 32 bytes in shared memory ptxas 12.8 has read the wrong ones (benchmarks/ops/sass_descriptors.py).
@@ -95,6 +98,8 @@ def plan(
         iprec = "fp16" if half and normed else "ieee"
     wide = kp > 128
     kb = min(kp, 128 if half and not exact else 64)
+    # Measured on sm90; it needs 74 KB of shared memory. The interpreter runs what is launched there.
+    loop = half and not exact and not erase and kb == kp and (interpreter or (tma and chip.arch == 90))
     # Few sequences and heads: more, smaller programs; otherwise the states' gradients want the widest rows that fit.
     small = chip.smem < 200_000
     few = small or sequences * heads * (vp // min(vp, 64)) <= chip.sms
@@ -114,6 +119,7 @@ def plan(
         kp=kp,
         vp=vp,
         kb=kb,
+        loop=loop,
         bv=bv,
         bv_bwd=bv_bwd,
         bv_map=min(kp, vp, 64 if half else 32),
@@ -129,8 +135,8 @@ def plan(
         prec=prec,
         gprec=gprec,
         iprec=iprec,
-        # Three programs a multiprocessor pay where the gate is made beside.
-        prep=Launch(4, 1, 168 if half and gated and not exact and not wide and chip.arch >= 90 else None),
+        # Three programs a multiprocessor pay in the loop, and where the gate is made beside.
+        prep=Launch(4, 1, 168 if loop or (half and gated and not exact and not wide and chip.arch >= 90) else None),
         scan=Launch(8, 3) if bv >= 128 else Launch(4, 3 if tma and not wide else (1 if small and wide else 2)),
         scan_bwd=Launch(8, 2 if wide else 4)
         if bv_bwd >= 128

@@ -88,7 +88,7 @@ def _setup(
     T, K, H, V = q[1], q[3], v[2], v[3]
     work = torch.float32 if call.part == 2 else dtype
     kind: dict[str, Any] = {"sequences": sequences, "heads": H, "length": T, "exact": call.exact}
-    kind.update(varlen=varlen, gated=call.gate > 0)
+    kind.update(varlen=varlen, gated=call.gate > 0, erase=erase)
     # Descriptors address every head's tile: bases and heads on 16 bytes.
     aligned = aligned and K * dtype.itemsize % 16 == 0 and V * dtype.itemsize % 16 == 0 and has_descriptors()
     p = plan(chip, str(dtype).removeprefix("torch."), K, V, normed=call.norm or call.part > 0, aligned=aligned, **kind)
@@ -238,6 +238,7 @@ class Work:
             return
         marks = self.new(self.tiles_n, dtype=torch.int32) if self.call.part == 1 else self.long
         gprec = "raw" if self.raw else p.gprec
+        gtma = self.gtma and not p.loop
         run = self.fixed(
             run_prep,
             p.prep,
@@ -250,6 +251,8 @@ class Work:
                 "GPREC": gprec,
                 "SD": TL_TYPES[p.score],
                 "IPREC": p.iprec,
+                "LOOP": p.loop,
+                "GTMA": gtma,
             },
         )
         run(
@@ -259,7 +262,7 @@ class Work:
                 rows_of(self.beta, (64, p.kb), self.btma),
                 self.rows(self.q, 64, p.kb),
                 self.rows(self.k, 64, p.kb),
-                rows_of(self.g, (64, p.kb), self.gtma),
+                rows_of(self.g, (64, p.kb), gtma),
                 self.a_log,
                 self.dt_bias,
                 self.table.rows,

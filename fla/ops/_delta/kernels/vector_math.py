@@ -99,6 +99,39 @@ def one_matrix(ones, index, N: tl.constexpr):
 @triton.jit
 def diag32(P):
     """The two 32 x 32 diagonal blocks of [64, 64], as [64, 32]."""
-    b = tl.arange(0, 2)
-    m = b[:, None, None, None] == b[None, None, :, None]
-    return tl.reshape(tl.sum(tl.where(m, tl.reshape(P, (2, 32, 2, 32)), 0.0), axis=2), (64, 32))
+    a, b = tl.split(tl.permute(tl.reshape(P, (64, 2, 32)), (0, 2, 1)))
+    return tl.where(tl.arange(0, 64)[:, None] < 32, a, b)
+
+
+@triton.jit
+def unshift(x, DT: tl.constexpr, SD: tl.constexpr):
+    """``2^-116 x`` in the dtype of tiles, and ``x`` as operand of the scores. Between bf16 and bf16 the power of two is
+    exact, and taken off two at a time."""
+    y = x.to(SD)
+    if tl.bfloat16 == DT and tl.bfloat16 == SD and not INTERPRET:
+        d = tl.inline_asm_elementwise(
+            "{ .reg .b32 c, z; mov.b32 c, 0x05800580; mov.b32 z, 0x80008000; fma.rn.bf16x2 $0, $1, c, z; }",
+            "=r,r",
+            [y],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        d = (x * UNSHIFT).to(DT)
+    return d, y
+
+
+@triton.jit
+def bounded_decay(x, rate, bias, lower, unit, GATE: tl.constexpr):
+    """`log_decay` for gates that are bounded; ``unit``: bits a nat."""
+    if GATE == 0:
+        y = x * unit
+        return tl.where(y < BOUND_BITS, BOUND_BITS, y)
+    elif GATE == 1:
+        return softplus(x + bias) * (rate * unit * -1.0)
+    else:
+        # The bound is taken into the sigmoid's sum: two fused operations.
+        steep = rate * -LOG2E
+        part = 1.0 / (lower * unit)
+        return rcp(ex2(x * steep + bias * steep) * part + part)

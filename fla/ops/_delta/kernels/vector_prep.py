@@ -5,11 +5,13 @@
 import triton
 import triton.language as tl
 
-from fla.ops._common.kernels import LOG2E, NORM_EPS, chunk_at, tri_inv
+from fla.ops._common.kernels import LOG2E, NORM_EPS, chunk_at, mdot
 from fla.ops._delta.kernels.common import idle, long_keys
 from fla.ops._delta.kernels.vector_math import (
+    BOUND_NAT,
+    INTERPRET,
     SHIFT,
-    UNSHIFT,
+    bounded_decay,
     diag32,
     ex2,
     level_pairs,
@@ -19,8 +21,43 @@ from fla.ops._delta.kernels.vector_math import (
     raw_decay,
     store_tile,
     token_sum,
+    unshift,
     write_rate,
 )
+
+
+@triton.jit
+def inverse_norm(x, MMA: tl.constexpr):
+    """1 / |row|. MMA: by the diagonal of ``x x^T``. Where norms are stored, a sum along the rows would pull the tile
+    into the layout of that store, and from there through shared memory into the products' one."""
+    if MMA:
+        i = tl.arange(0, 64)
+        d = tl.where(i[:, None] == i[None, :], tl.dot(x, tl.trans(x)), 0.0)
+    else:
+        d = x.to(tl.float32) * x.to(tl.float32)
+    return tl.rsqrt(tl.sum(d, 1) + NORM_EPS)
+
+
+@triton.jit
+def tri_inv32(L, PREC: tl.constexpr):
+    """`fla.ops._common.kernels.tri_inv` for two blocks of 32; of ``L`` only what lies strictly below the diagonal of
+    its two blocks is looked at."""
+    r = tl.arange(0, 64)[:, None]
+    c = tl.arange(0, 64)[None, :]
+    b8 = tl.arange(0, 8)
+    low = b8[None, :, None] > b8[None, None, :]
+    m8 = b8[:, None, None, None] == b8[None, None, :, None]
+    D = tl.where(low, tl.sum(tl.where(m8, tl.reshape(L, (8, 8, 8, 8)), 0.0), axis=2), 0.0)
+    X = tl.where(b8[None, :, None] == b8[None, None, :], 1.0, 0.0) + tl.zeros((8, 8, 8), tl.float32)
+    for s in tl.static_range(7):
+        col = tl.sum(tl.where(b8[None, None, :] == s, D, 0.0), axis=2)
+        row = tl.sum(tl.where(b8[None, :, None] == s, X, 0.0), axis=1)
+        X = X - col[:, :, None] * row[:, None, :]
+    Y = tl.reshape(tl.where(m8, X[:, :, None, :], 0.0), (64, 64))
+    Lb = tl.where(((r // 16) == (c // 16)) & ((r // 8) > (c // 8)), L, 0.0)
+    Y = Y - mdot(mdot(Y, Lb, PREC), Y, PREC)
+    Lb = tl.where(((r // 32) == (c // 32)) & ((r // 16) > (c // 16)), L, 0.0)
+    return Y - mdot(mdot(Y, Lb, PREC), Y, PREC)
 
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "GROUP"])
@@ -66,6 +103,7 @@ def vector_prep(
     ERASE: tl.constexpr,
     BTMA: tl.constexpr,
     PART: tl.constexpr,
+    LOOP: tl.constexpr,
 ):
     """One program per (64 tokens, value head): two chunks of 32, so that every product has 64 rows.
 
@@ -75,6 +113,7 @@ def vector_prep(
         decay [w, 2, KP]: ``e^(G_L)``;  norms [w, 2, 64] (training): 1 / |q|, 1 / |k|
     Rows past the sequence are written as 0. ERASE: ``beta`` is [rows, H, K] and multiplies the read key alone.
     PART: see `kernels.common`; with 1 this kernel runs in any case and marks in ``long`` which tiles have long keys.
+    LOOP: bounded gates, KB = KP and no ERASE; what it changes is said where it begins.
     """
     if PART == 2:
         if idle(long, PART):
@@ -96,8 +135,6 @@ def vector_prep(
     j = r[None, :]
     cc = tl.arange(0, KB)
     w = it * H + h
-    same = (i // 32) == (j // 32)
-    tri = (i >= j) & same
     rate = 1.0
     if RATE:
         rate = tl.exp(tl.load(a_log + h).to(tl.float32))
@@ -117,102 +154,163 @@ def vector_prep(
     if PART == 1:
         norm2 = tl.zeros((64,), tl.float32)
         erase2 = tl.zeros((64,), tl.float32)
-    for b in tl.static_range(NK):
-        c0 = b * KB
-        x = load_tile(g, row, n, h * K + c0, K - c0, H * K, 64, KB, GTMA, ROWS, COLS)
+    MMA: tl.constexpr = TRAIN and tl.bfloat16 == SD and not INTERPRET
+    if LOOP:
+        # One turn, bounded gates: in a loop the compiler starts all loads at once and lets stores finish behind what
+        # follows. The gates come before it: with room for them too, three programs would not fit a multiprocessor.
+        x = load_tile(g, row, n, h * K, K, H * K, 64, KB, GTMA, ROWS, COLS)
         bias = 0.0
         if BIAS:
-            bias = tl.load(dt_bias + h * K + c0 + cc, mask=c0 + cc < K, other=0.0).to(tl.float32)[None, :]
-        if GPREC == "raw":
-            gl = raw_decay(x, EXACT)
-        else:
-            gl = log_decay(x.to(tl.float32), rate, bias, lower, GATE, EXACT)
-        if ROWS:
-            gl = tl.where(i < n, gl, 0.0).to(gl.dtype)
-        gs = gl
-        if GPREC == "fp16":
-            gs = gl.to(tl.float16)
-        gl = gs.to(tl.float32)
-        if GPREC == "raw":
-            gl = gl * LOG2E
-        total = tl.sum(tl.reshape(gl, (2, 32, KB)), 1)
-        tl.store(decay + (w.to(tl.int64) * 2 + tl.arange(0, 2)[:, None]) * KP + c0 + cc[None, :], ex2(total))
-        kn = load_tile(k, row, n, hk * K + c0, K - c0, HK * K, 64, KB, TMA, ROWS, COLS).to(tl.float32)
-        if NORM and NK == 1:
-            rk = tl.rsqrt(tl.sum(kn * kn, 1) + NORM_EPS)
-        if NORM:
-            kn = kn * rk[:, None]
-        kb = kn
-        if ERASE:
-            be = load_tile(beta, row, n, h * K + c0, K - c0, H * K, 64, KB, BTMA, ROWS, COLS)
-            kb = kn * be.to(tl.float32)
-        if PART == 1:
-            norm2 += tl.sum(kn * kn, 1)
-            if ERASE:
-                erase2 += tl.sum(kb * kb, 1)
-        ku = kn * ex2(token_sum(one_matrix(ones, 1, 64), gs, GPREC))
-        store_tile(tiles, ku.to(DT), w * 192 + 64, 64, c0, KP, KP, 64, KB, TMA, False, False)
-        G = token_sum(one_matrix(ones, 0, 64), gs, GPREC)
-        if EXACT:
-            E = ex2(G)
-            kd = kb * E
-        else:
+            bias = tl.load(dt_bias + h * K + cc, mask=cc < K, other=0.0).to(tl.float32)[None, :]
+        upto = one_matrix(ones, 0, 64)
+        for turn in tl.range(0, tl.minimum(n, 1), num_stages=2):
+            # 1. What is multiplied by it stays in the loop; moved out, it would hold shared memory to the end.
+            one = (n * 0 + turn + 1).to(tl.float32)
+            if GPREC == "raw":
+                floor = (BOUND_NAT * one).to(tl.bfloat16)
+                gl = tl.where(x < floor, floor, x)
+            else:
+                gl = bounded_decay(x.to(tl.float32), rate, bias, lower, LOG2E * one, GATE)
+            if ROWS:
+                gl = tl.where(i < n, gl, 0.0).to(gl.dtype)
+            gs = gl
+            if GPREC == "fp16":
+                gs = gl.to(tl.float16)
+            gl = gs.to(tl.float32)
+            if GPREC == "raw":
+                gl = gl * LOG2E
+            total = tl.sum(tl.reshape(gl, (2, 32, KB)), 1)
+            tl.store(decay + (w.to(tl.int64) * 2 + tl.arange(0, 2)[:, None]) * KP + cc[None, :], ex2(total))
+            kx = load_tile(k, row, n, hk * K, K, HK * K, 64, KB, TMA, ROWS, COLS)
+            G = token_sum(upto * one.to(upto.dtype), gs, GPREC)
+            kn = kx.to(tl.float32)
+            if NORM:
+                rk = inverse_norm(kx, MMA)
+                kn = kn * rk[:, None]
+            if PART == 1:
+                norm2 += tl.sum(kn * kn, 1)
+            kf = kn * ex2((G + SHIFT) * -1.0)
+            kc = kf.to(SD)
+            # e^(G_L - G) from the factor of the scores: no second sum, no second exponential.
+            ku = tl.reshape(tl.reshape(kf, (2, 32, KB)) * ex2(total + SHIFT)[:, None, :], (64, KB))
+            store_tile(tiles, ku.to(DT), w * 192 + 64, 64, 0, KP, KP, 64, KB, TMA, False, False)
             E = ex2(G + SHIFT)
-            kr = kb * E
-            kc = (kn * ex2((G + SHIFT) * -1.0)).to(SD)
-            Pk = tl.dot(kr.to(SD), tl.trans(kc), Pk, input_precision=PREC)
-            kd = kr * UNSHIFT
-        store_tile(tiles, kd.to(DT), w * 192, 64, c0, KP, KP, 64, KB, TMA, False, False)
-        qn = load_tile(q, row, n, hk * K + c0, K - c0, HK * K, 64, KB, TMA, ROWS, COLS).to(tl.float32)
-        if NORM and NK == 1:
-            rq = tl.rsqrt(tl.sum(qn * qn, 1) + NORM_EPS)
-        if NORM:
-            qn = qn * (rq * scale)[:, None]
-        else:
-            qn = qn * scale
-        qr = qn * E
-        if EXACT:
-            store_tile(tiles, qr.to(DT), w * 192 + 128, 64, c0, KP, KP, 64, KB, TMA, False, False)
-            diag += tl.sum(qn * kn, 1)
-            for lv in tl.range(0, 5):
-                half = 16 >> lv
-                f = ex2(token_sum(one_matrix(ones, 3 + lv, 64), gs, GPREC))
-                kk_ = (kn * f).to(SD)
-                pairs = level_pairs(half, 64)
+            kd, kr = unshift(kn * E, DT, SD)
+            store_tile(tiles, kd, w * 192, 64, 0, KP, KP, 64, KB, TMA, False, False)
+            Pk = tl.dot(kr, tl.trans(kc), input_precision=PREC)
+            qx = load_tile(q, row, n, hk * K, K, HK * K, 64, KB, TMA, ROWS, COLS)
+            qn = qx.to(tl.float32)
+            if NORM:
+                rq = inverse_norm(qx, MMA)
+                qn = qn * (rq * scale)[:, None]
+            else:
+                qn = qn * scale
+            qd, qr = unshift(qn * E, DT, SD)
+            store_tile(tiles, qd, w * 192 + 128, 64, 0, KP, KP, 64, KB, TMA, False, False)
+            Pq = tl.dot(qr, tl.trans(kc), input_precision=PREC)
+            if TRAIN and NORM:
+                tl.store(norms + w.to(tl.int64) * 128 + r, rq)
+                tl.store(norms + w.to(tl.int64) * 128 + 64 + r, rk)
+    else:
+        for b in tl.static_range(NK):
+            c0 = b * KB
+            x = load_tile(g, row, n, h * K + c0, K - c0, H * K, 64, KB, GTMA, ROWS, COLS)
+            bias = 0.0
+            if BIAS:
+                bias = tl.load(dt_bias + h * K + c0 + cc, mask=c0 + cc < K, other=0.0).to(tl.float32)[None, :]
+            if GPREC == "raw":
+                gl = raw_decay(x, EXACT)
+            else:
+                gl = log_decay(x.to(tl.float32), rate, bias, lower, GATE, EXACT)
+            if ROWS:
+                gl = tl.where(i < n, gl, 0.0).to(gl.dtype)
+            gs = gl
+            if GPREC == "fp16":
+                gs = gl.to(tl.float16)
+            gl = gs.to(tl.float32)
+            if GPREC == "raw":
+                gl = gl * LOG2E
+            total = tl.sum(tl.reshape(gl, (2, 32, KB)), 1)
+            tl.store(decay + (w.to(tl.int64) * 2 + tl.arange(0, 2)[:, None]) * KP + c0 + cc[None, :], ex2(total))
+            kx = load_tile(k, row, n, hk * K + c0, K - c0, HK * K, 64, KB, TMA, ROWS, COLS)
+            kn = kx.to(tl.float32)
+            if NORM and NK == 1:
+                rk = inverse_norm(kx, MMA)
+            if NORM:
+                kn = kn * rk[:, None]
+            kb = kn
+            if ERASE:
+                be = load_tile(beta, row, n, h * K + c0, K - c0, H * K, 64, KB, BTMA, ROWS, COLS)
+                kb = kn * be.to(tl.float32)
+            if PART == 1:
+                norm2 += tl.sum(kn * kn, 1)
                 if ERASE:
-                    ke = (kb * f).to(SD)
-                else:
-                    ke = kk_
-                Pk += tl.where(pairs, tl.dot(ke, tl.trans(kk_), input_precision=PREC), 0.0)
-                Pq += tl.where(pairs, tl.dot((qn * f).to(SD), tl.trans(kk_), input_precision=PREC), 0.0)
-        else:
-            Pq = tl.dot(qr.to(SD), tl.trans(kc), Pq, input_precision=PREC)
-            store_tile(tiles, (qr * UNSHIFT).to(DT), w * 192 + 128, 64, c0, KP, KP, 64, KB, TMA, False, False)
+                    erase2 += tl.sum(kb * kb, 1)
+            ku = kn * ex2(token_sum(one_matrix(ones, 1, 64), gs, GPREC))
+            store_tile(tiles, ku.to(DT), w * 192 + 64, 64, c0, KP, KP, 64, KB, TMA, False, False)
+            G = token_sum(one_matrix(ones, 0, 64), gs, GPREC)
+            if EXACT:
+                E = ex2(G)
+                kd = (kb * E).to(DT)
+            else:
+                E = ex2(G + SHIFT)
+                kc = (kn * ex2((G + SHIFT) * -1.0)).to(SD)
+                kd, kr = unshift(kb * E, DT, SD)
+            store_tile(tiles, kd, w * 192, 64, c0, KP, KP, 64, KB, TMA, False, False)
+            if not EXACT:
+                Pk = tl.dot(kr, tl.trans(kc), Pk, input_precision=PREC)
+            qx = load_tile(q, row, n, hk * K + c0, K - c0, HK * K, 64, KB, TMA, ROWS, COLS)
+            qn = qx.to(tl.float32)
+            if NORM and NK == 1:
+                rq = inverse_norm(qx, MMA)
+            if NORM:
+                qn = qn * (rq * scale)[:, None]
+            else:
+                qn = qn * scale
+            qr = qn * E
+            if EXACT:
+                store_tile(tiles, qr.to(DT), w * 192 + 128, 64, c0, KP, KP, 64, KB, TMA, False, False)
+                diag += tl.sum(qn * kn, 1)
+                for lv in tl.range(0, 5):
+                    half = 16 >> lv
+                    f = ex2(token_sum(one_matrix(ones, 3 + lv, 64), gs, GPREC))
+                    kk_ = (kn * f).to(SD)
+                    pairs = level_pairs(half, 64)
+                    if ERASE:
+                        ke = (kb * f).to(SD)
+                    else:
+                        ke = kk_
+                    Pk += tl.where(pairs, tl.dot(ke, tl.trans(kk_), input_precision=PREC), 0.0)
+                    Pq += tl.where(pairs, tl.dot((qn * f).to(SD), tl.trans(kk_), input_precision=PREC), 0.0)
+            else:
+                qd, qs = unshift(qr, DT, SD)
+                store_tile(tiles, qd, w * 192 + 128, 64, c0, KP, KP, 64, KB, TMA, False, False)
+                Pq = tl.dot(qs, tl.trans(kc), Pq, input_precision=PREC)
     if EXACT:
         Pq = tl.where(i == j, diag[:, None], Pq)
     m0 = w * (64 * NM)
-    store_tile(mats, diag32(tl.where(tri, Pq, 0.0)).to(DT), m0 + 64, 64, 0, 32, 32, 64, 32, TMA, False, False)
+    A = tl.where(i % 32 >= tl.arange(0, 32)[None, :], diag32(Pq), 0.0)
+    store_tile(mats, A.to(DT), m0 + 64, 64, 0, 32, 32, 64, 32, TMA, False, False)
     if ERASE:
-        L = tl.where((i > j) & same, Pk, 0.0)
+        L = Pk
     else:
         at = (row + r).to(tl.int64) * H + h
         bt = write_rate(tl.load(beta + at, mask=r < n, other=0.0), BETA)
         if ROWS:
             bt = tl.where(r < n, bt, 0.0)
-        L = tl.where((i > j) & same, Pk * bt[:, None], 0.0)
+        L = Pk * bt[:, None]
     if PART == 1:
         if ERASE:
             is_long = long_keys(tl.maximum(norm2, erase2), norm2 * 0.0, r < n)
         else:
             is_long = long_keys(norm2, bt, r < n)
         tl.store(long + w, is_long)
-    X = tri_inv(L, 64, IPREC, 32)
+    X = tri_inv32(L, IPREC)
     if TRAIN:
         store_tile(mats, diag32(X).to(DT), m0 + 128, 64, 0, 32, 32, 64, 32, TMA, False, False)
-        np = norms + w.to(tl.int64) * 128 + r
-        if NORM:
-            tl.store(np, rq)
-            tl.store(np + 64, rk)
+        if NORM and not LOOP:
+            tl.store(norms + w.to(tl.int64) * 128 + r, rq)
+            tl.store(norms + w.to(tl.int64) * 128 + 64 + r, rk)
     if ERASE:
         Xb = X
     else:
