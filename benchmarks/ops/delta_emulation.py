@@ -13,9 +13,7 @@ from torch import Tensor
 C = 64
 
 
-def emulate(
-    x: dict[str, Tensor], do: Tensor, dht: Tensor, dtype: torch.dtype, norm: bool = True
-) -> dict[str, Tensor]:
+def emulate(x: dict[str, Tensor], do: Tensor, dht: Tensor, dtype: torch.dtype, norm: bool = True) -> dict[str, Tensor]:
     """Outputs and gradients of `[1, T, H, D]` inputs, T a multiple of 64, ``g`` given; ``norm``: unit norms are taken
     inside."""
     r = lambda t: t.to(dtype).float()
