@@ -163,6 +163,8 @@ def vector_prep(
         if BIAS:
             bias = tl.load(dt_bias + h * K + cc, mask=cc < K, other=0.0).to(tl.float32)[None, :]
         upto = one_matrix(ones, 0, 64)
+        # Tiles of products come as they are, without a copy that is masked; the rows past the end are masked later.
+        LATE: tl.constexpr = ROWS and NORM and MMA
         for turn in tl.range(0, tl.minimum(n, 1), num_stages=2):
             # 1. What is multiplied by it stays in the loop; moved out, it would hold shared memory to the end.
             one = (n * 0 + turn + 1).to(tl.float32)
@@ -181,12 +183,15 @@ def vector_prep(
                 gl = gl * LOG2E
             total = tl.sum(tl.reshape(gl, (2, 32, KB)), 1)
             tl.store(decay + (w.to(tl.int64) * 2 + tl.arange(0, 2)[:, None]) * KP + cc[None, :], ex2(total))
-            kx = load_tile(k, row, n, hk * K, K, HK * K, 64, KB, TMA, ROWS, COLS)
+            kx = load_tile(k, row, n, hk * K, K, HK * K, 64, KB, TMA, ROWS and not LATE, COLS)
             G = token_sum(upto * one.to(upto.dtype), gs, GPREC)
             kn = kx.to(tl.float32)
             if NORM:
                 rk = inverse_norm(kx, MMA)
                 kn = kn * rk[:, None]
+            if LATE:
+                rk = tl.where(r < n, rk, 0.0)
+                kn = tl.where(i < n, kn, 0.0)
             if PART == 1:
                 norm2 += tl.sum(kn * kn, 1)
             kf = kn * ex2((G + SHIFT) * -1.0)
@@ -198,13 +203,16 @@ def vector_prep(
             kd, kr = unshift(kn * E, DT, SD)
             store_tile(tiles, kd, w * 192, 64, 0, KP, KP, 64, KB, TMA, False, False)
             Pk = tl.dot(kr, tl.trans(kc), input_precision=PREC)
-            qx = load_tile(q, row, n, hk * K, K, HK * K, 64, KB, TMA, ROWS, COLS)
+            qx = load_tile(q, row, n, hk * K, K, HK * K, 64, KB, TMA, ROWS and not LATE, COLS)
             qn = qx.to(tl.float32)
             if NORM:
                 rq = inverse_norm(qx, MMA)
                 qn = qn * (rq * scale)[:, None]
             else:
                 qn = qn * scale
+            if LATE:
+                rq = tl.where(r < n, rq, 0.0)
+                qn = tl.where(i < n, qn, 0.0)
             qd, qr = unshift(qn * E, DT, SD)
             store_tile(tiles, qd, w * 192 + 128, 64, 0, KP, KP, 64, KB, TMA, False, False)
             Pq = tl.dot(qr, tl.trans(kc), input_precision=PREC)
