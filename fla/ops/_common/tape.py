@@ -89,6 +89,12 @@ class Recording:
                 self.tensors[f"i{i}"] = x
                 self.known.append(x)
 
+    def forget(self) -> None:
+        """Let go of every tensor. Closures hold on to the recording until the next garbage collection."""
+        self.fit = False
+        for held in (self.known, self.variables, self.tensors, self.steps, self.made):
+            held.clear()
+
     def constant(self, value: Any) -> str:
         name = f"k{len(self.names)}"
         self.names[name] = value
@@ -427,4 +433,5 @@ def _watched(
         return result
     finally:
         recording = None
+        tape.forget()
         _lock.release()
