@@ -16,7 +16,7 @@ _SENT_AT_MOST = 4096
 
 
 def _stand_in(x: Tensor | None) -> Tensor | None:
-    return None if x is None else torch.empty_like(x, device="meta")
+    return None if x is None else torch.empty(x.shape, dtype=x.dtype, device="meta")
 
 
 def first_call(

@@ -12,7 +12,7 @@ from fla.backends import needs_backward
 from fla.ops._common.device_index import chunk_table, known_table
 from fla.ops._common.first_call import first_call
 from fla.ops._common.launch import aligned, on_device
-from fla.ops._common.room import carve, room_for
+from fla.ops._common.room import carve, like, room_for, total
 from fla.ops._common.single import once
 from fla.ops._common.tape import Known, KnownCalls, look
 from fla.ops._delta import scalar
@@ -21,9 +21,9 @@ from fla.ops._delta.scalar import Passed, ScalarCall
 
 def _empty_result(call: ScalarCall, v: Tensor, h0: Tensor | None, final: bool) -> tuple[Tensor, Any]:
     if not final:
-        return torch.empty_like(v), None
+        return like(v), None
     size = scalar.state_shape(call, call.shape)
-    return torch.empty_like(v), v.new_zeros(size, dtype=torch.float32) if h0 is None else h0.float().clone()
+    return like(v), v.new_zeros(size, dtype=torch.float32) if h0 is None else h0.float().clone()
 
 
 def _forward(
@@ -64,7 +64,7 @@ def _backward(
     if cu is not None and rows is not None and offsets is not None:
         call = call.packed(known_table(k.shape[1], call.plan.chunk, cu, rows, offsets))
     T, A, sc = carve(room, scalar.prepared(call, k))
-    dh0 = torch.empty_like(h0) if into_state and h0 is not None else None
+    dh0 = like(h0) if into_state and h0 is not None else None
     # The states are computed again: keeping them costs as much memory traffic as the pass itself.
     passed = _passes(call, q, k, v, T, A, sc, h0, entry, read, do, dht, dh0, long, None)
     longer = None
@@ -77,9 +77,9 @@ def _backward(
     dA = dbias = None
     if r.dy is not None and A_log is not None:
         assert r.dg is not None
-        dA = r.dy.sum((0, 1)).reshape(A_log.shape).to(A_log.dtype)
+        dA = total(r.dy, 0, 1).reshape(A_log.shape).to(A_log.dtype)
         if dt_bias is not None:
-            dbias = r.dg.sum((0, 1)).reshape(dt_bias.shape).to(dt_bias.dtype)
+            dbias = total(r.dg, 0, 1).reshape(dt_bias.shape).to(dt_bias.dtype)
     return r.dq, r.dk, dv, dg, r.dbeta.to(beta.dtype), dA, dbias, dh0, r.dread
 
 

@@ -14,7 +14,7 @@ from fla.ops._common.device_index import ChunkTable, chunk_table, table_size
 from fla.ops._common.gates import needs_range
 from fla.ops._common.launch import Fixed, Launcher, descriptor
 from fla.ops._common.policy import Chip, chip_of
-from fla.ops._common.room import Parts, carve, room_for
+from fla.ops._common.room import Parts, carve, like, room_for, total
 from fla.ops._delta.kernels.common import any_long
 from fla.ops._delta.kernels.scalar_grad import scalar_fold, scalar_grad
 from fla.ops._delta.kernels.scalar_prep import SC, scalar_prep
@@ -272,7 +272,7 @@ def scan(
     tiles, bv = t.chunks * s.HV, p.block_v if output else p.again_v
     o, ht = into
     if output and o is None:
-        o = torch.empty_like(v)
+        o = like(v)
     if final and ht is None:
         ht = torch.empty(state_shape(call, s), dtype=torch.float32, device=k.device)
     S = T.new_empty(tiles, s.V, s.K) if save else None
@@ -290,7 +290,7 @@ def reverse(
     """(dv, X^T `[chunks * HV, V, K]`); fills ``dh0`` where given. ``into``: dv of the other form of the call, which is
     filled as well."""
     s = call.shape
-    dv = torch.empty_like(do, dtype=T.dtype)
+    dv = like(do, dtype=T.dtype)
     X = T.new_empty(call.table.chunks * s.HV, s.V, s.K)
     entry = None
     if call.segments > 1:
@@ -379,15 +379,15 @@ def gradients(
         dg = torch.empty(shape, device=k.device, dtype=g.dtype) if direct else torch.empty((blocks, *shape), **kind)
         dy = torch.empty((blocks, *shape), **kind) if mode == 2 else None
     dq = q.new_empty(s.B, s.T, s.HV, s.K)
-    dk = torch.empty_like(dq)
-    dread = None if read is None else torch.empty_like(dq)
+    dk = like(dq)
+    dread = None if read is None else like(dq)
     r = Gradients(dq, dk, dg, db, dy, dread)
     _run_gradients(call, q, k, v, g, beta, A_log, dt_bias, do, passed, read, o, long, r)
     if longer is not None and call.other is not None:
         _run_gradients(call.other, q, k, v, g, beta, A_log, dt_bias, do, longer, read, o, long, r)
     if s.HV > s.H:
-        dqh, dkh, drh, dq, dk = dq, dk, dread, torch.empty_like(q), torch.empty_like(k)
-        dread = None if read is None else torch.empty_like(read)
+        dqh, dkh, drh, dq, dk = dq, dk, dread, like(q), like(k)
+        dread = None if read is None else like(read)
         width, rows = min(p.block_k, 128), s.B * s.T
         _fold(
             -(-s.K // width) * s.H * -(-rows // 32),
@@ -395,10 +395,10 @@ def gradients(
             {"K": s.K, "BR": 32, "BK": width, "READ": read is not None}, _PLAIN, (q, k),
         )  # fmt: skip
     if wide:
-        db = db.sum(0)
+        db = total(db, 0)
     if dg is not None and dg.dim() == 4:
-        dg = dg.sum(0)
-    return Gradients(dq, dk, dg, db, None if dy is None else dy.sum(0), dread)
+        dg = total(dg, 0)
+    return Gradients(dq, dk, dg, db, None if dy is None else total(dy, 0), dread)
 
 
 def _run_gradients(

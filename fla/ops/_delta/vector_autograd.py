@@ -12,6 +12,7 @@ from fla.backends import needs_backward
 from fla.ops._common.device_index import known_table
 from fla.ops._common.first_call import first_call
 from fla.ops._common.launch import aligned, on_device
+from fla.ops._common.room import like
 from fla.ops._common.single import once
 from fla.ops._common.tape import Known
 from fla.ops._delta.vector_work import VectorCall, Work
@@ -78,7 +79,7 @@ def _backward(
     news: Tensor | None, long: Tensor | None, rows: Tensor | None, offsets: Tensor | None, do: Tensor,
     dht: Tensor | None, call: VectorCall, into_state: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    dh0 = torch.empty_like(h0) if into_state and h0 is not None else None
+    dh0 = like(h0) if into_state and h0 is not None else None
     table = None
     if cu is not None and rows is not None and offsets is not None:
         table = known_table(q.shape[1], 64, cu, rows, offsets)

@@ -16,7 +16,7 @@ from fla.ops._common.device_index import ChunkTable, chunk_table
 from fla.ops._common.launch import Fixed, Launcher
 from fla.ops._common.parts import sum_parts
 from fla.ops._common.policy import Chip, Launch, chip_of, has_descriptors
-from fla.ops._common.room import Parts, carve, room_for
+from fla.ops._common.room import Parts, carve, like, room_for, total
 from fla.ops._delta.vector_launch import (
     ONES_TYPES,
     TL_TYPES,
@@ -201,8 +201,9 @@ class Work:
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.q.device)
 
     def like(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        make = torch.zeros_like if self.call.uncovered else torch.empty_like
-        return make(x, dtype=dtype, memory_format=torch.contiguous_format)
+        if self.call.uncovered:
+            return torch.zeros(x.shape, dtype=dtype or x.dtype, device=x.device)
+        return like(x, dtype)
 
     def final_state(self) -> Tensor:
         a, b = (self.V, self.K) if self.call.v_first else (self.K, self.V)
@@ -475,17 +476,17 @@ class Work:
         dq, dk, da, dbias = r.dq, r.dk, r.da, r.dbias
         group = H // self.HK
         if group > 1:
-            dq = dq.view(B, T, self.HK, group, K).sum(3)
-            dk = dk.view(B, T, self.HK, group, K).sum(3)
+            dq = total(dq.view(B, T, self.HK, group, K), 3)
+            dk = total(dk.view(B, T, self.HK, group, K), 3)
         return (
             dq.to(self.q.dtype),
             dk.to(self.k.dtype),
             r.dg,
             r.db if self.erase else sum_parts(r.db, self.beta.dtype),
-            None if da is None or self.a_log is None else da.sum(0).view_as(self.a_log).to(self.a_log.dtype),
+            None if da is None or self.a_log is None else total(da, 0).view_as(self.a_log).to(self.a_log.dtype),
             None
             if dbias is None or self.dt_bias is None
-            else dbias.sum(0).view_as(self.dt_bias).to(self.dt_bias.dtype),
+            else total(dbias, 0).view_as(self.dt_bias).to(self.dt_bias.dtype),
         )
 
     def grad(

@@ -12,6 +12,7 @@ from fla.backends import needs_backward
 from fla.ops._common.device_index import known_table
 from fla.ops._common.first_call import first_call
 from fla.ops._common.launch import aligned, on_device
+from fla.ops._common.room import like
 from fla.ops._common.single import once
 from fla.ops._common.tape import Known, KnownCalls, look
 from fla.ops._linear import scalar
@@ -43,7 +44,7 @@ def _backward(
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     if cu is not None and rows is not None and offsets is not None:
         call = call.packed(known_table(k.shape[1], call.plan.chunk, cu, rows, offsets))
-    dh0 = torch.empty_like(h0) if into_state and h0 is not None else None
+    dh0 = like(h0) if into_state and h0 is not None else None
     decays = Decays(sums, gamma)
     if call.plan.thrice:
         return *scalar.thrice(call, q, k, v, do, decays, h0, dht, dh0, entry), None, dh0

@@ -13,7 +13,7 @@ from torch import Tensor
 from fla.ops._common.device_index import ChunkTable, chunk_table, table_size
 from fla.ops._common.launch import Launcher, descriptor
 from fla.ops._common.policy import Chip, Launch, chip_of, pow2
-from fla.ops._common.room import carve, room_for
+from fla.ops._common.room import carve, like, room_for, total
 from fla.ops._linear.kernels import scalar_states as kernel
 from fla.ops._linear.kernels.merge import merge_stretches
 from fla.ops._linear.kernels.scalar_backward import scalar_both, scalar_thrice
@@ -249,7 +249,7 @@ def forward(
     ``mark``: write the states in which the `marks` stretches of the backward begin to ``entry``.
     """
     ht = torch.empty(call.state_shape(), dtype=torch.float32, device=k.device) if final else None
-    o = torch.empty_like(v)
+    o = like(v)
     p, t = call.plan, call.table
     if not p.one_scan:
         assert not mark
@@ -298,7 +298,7 @@ def states(
     split = kernel.WHOLE if back is None else kernel.STRETCH
     part = ((call.tiles, call.V, call.K), k.dtype)
     S, X = carve(room_for((part, part), k), (part, part))
-    dv = torch.empty_like(v)
+    dv = like(v)
     if p.both:
         _run_both(call, q, k, v, do, decays, h0, dht, dh0, entry, back, S, X, dv)
     elif p.dv_scan:
@@ -342,7 +342,7 @@ def thrice(
     """(dq, dk, dv) by three scans, for decays that have no gradient; fills ``dh0`` where given."""
     p, t = call.plan, call.table
     back = exits(call, q, do, decays, dht, entry)
-    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    dq, dk, dv = like(q), like(k), like(v)
     bk, bv = p.block_k, min(pow2(call.V, 32), 128)
     ck, cv = min(p.block_v, bk), min(p.block_v, bv)
     fill = lambda x: k if x is None else x
@@ -400,15 +400,11 @@ def gradients(
     """
     p, t, bk, bv = call.plan, call.table, call.plan.grad_k, call.plan.grad_v
     blocks, rows = -(-call.K // bk), call.B * call.T
-    dq, dk = torch.empty_like(q), torch.empty_like(k)
+    dq, dk = like(q), like(k)
     dg = None
     if g is not None:
         # Shares of the blocks stay fp32; what is final is written in the caller's dtype at once.
-        dg = (
-            torch.empty_like(g)
-            if blocks == 1
-            else torch.empty((blocks, *g.shape), dtype=torch.float32, device=g.device)
-        )
+        dg = like(g) if blocks == 1 else torch.empty((blocks, *g.shape), dtype=torch.float32, device=g.device)
     main = (
         q, k, v, do, call.rows(q, call.K, bk), call.rows(k, call.K, bk), S, call.states(S, bv, bk), X,
         call.states(X, bv, bk),
@@ -429,7 +425,7 @@ def gradients(
         meta = {**meta, "DESC": False, "TAILS": True}
         _grad(blocks * call.H * t.sequences, args, meta, options, given)
     if dg is not None and g is not None and blocks > 1:
-        dg = dg.sum(0).to(g.dtype)
+        dg = total(dg, 0).to(g.dtype)
     return dq, dk, dg
 
 
@@ -452,7 +448,7 @@ def recurrent(
     B, T, H, K = k.shape
     V = v.shape[3]
     N = B if cu_seqlens is None else cu_seqlens.numel() - 1
-    o = torch.empty_like(v)
+    o = like(v)
     ht = torch.empty((N, H, *((V, K) if v_first else (K, V))), dtype=torch.float32, device=k.device) if final else None
     bv, launch = decode_launch(K, v_first)
     decay = TOKEN_DECAY if g is not None else NO_DECAY if gamma is None else HEAD_DECAY

@@ -14,7 +14,7 @@ from torch import Tensor
 from fla.ops._common.device_index import ChunkTable, chunk_table, known_table, table_size
 from fla.ops._common.launch import Fixed
 from fla.ops._common.policy import Chip, Launch, chip_of
-from fla.ops._common.room import Parts, carve, room_for
+from fla.ops._common.room import Parts, carve, like, room_for, total
 from fla.ops._common.vector_launch import ONES_TYPES, TL_TYPES, NamedLauncher, aligned, matrix_of, rows_of
 from fla.ops._linear.kernels import vector_scan as kernel
 from fla.ops._linear.kernels.merge import merge_stretches
@@ -56,6 +56,9 @@ def sum_matrices(chunk: int, exclusive: bool, dtype: torch.dtype, device: torch.
     chunk / 2, .. 2 tokens are split in the middle; a token of the second half needs the decay from the middle up to
     itself, one of the first half the decay after itself up to the middle.
     """
+    if device.type == "meta":
+        # Not worked out there: that would import torch's compiler.
+        return torch.empty((1 + chunk.bit_length(), chunk, chunk), dtype=dtype, device=device)
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         # Memory of a capture belongs to its graph.
         return _sum_matrices(chunk, exclusive, dtype, device)
@@ -281,7 +284,7 @@ class Work:
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
         """(outputs, states before each chunk `[tiles * vp, kp]`, entries of the stretches), forward over ``x`` = v or
         in reverse over ``x`` = do; fills ``final``."""
-        o = torch.empty_like(x) if out else None
+        o = like(x) if out else None
         states = self.new(self.tiles_n * self.plan.vp, self.plan.kp) if save else None
         if entry is None:
             entry = self._entries(x, h0, reverse)
@@ -294,9 +297,9 @@ class Work:
         """(dq, dk, dg, du in fp32); only dq without ``exits``; ``soft``: its softmax over channels."""
         p, full = self.plan, exits is not None
         gkb = p.kp if soft else p.gkb
-        dq = torch.empty_like(self.k, dtype=dtype)
-        dk = torch.empty_like(self.k) if full else None
-        dg = torch.empty_like(self.g) if full else None
+        dq = like(self.k, dtype=dtype)
+        dk = like(self.k) if full else None
+        dg = like(self.g) if full else None
         bonus = full and self.u is not None
         du = self.new(self.table.chunks, self.H, self.K, dtype=torch.float32) if bonus else None
         gprec = "raw" if self.raw else p.prec
@@ -318,4 +321,4 @@ class Work:
             ),
             (self.q, self.k, self.g, self.u, self.v, do, dq),
         )  # fmt: skip
-        return dq, dk, dg, None if du is None else du.sum(0)
+        return dq, dk, dg, None if du is None else total(du, 0)

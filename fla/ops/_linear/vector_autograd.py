@@ -11,6 +11,7 @@ from torch import Tensor
 from fla.backends import needs_backward
 from fla.ops._common.first_call import first_call
 from fla.ops._common.launch import aligned, on_device
+from fla.ops._common.room import like
 from fla.ops._common.single import once
 from fla.ops._common.tape import Body, Known, KnownCalls, look
 from fla.ops._linear.vector import VectorCall, Work
@@ -40,7 +41,7 @@ def _keys_backward(
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     work = Work(call, q, k, v, g, u, cu, rows, offsets)
     work.carve(room)
-    dh0 = torch.empty_like(h0) if into_state and h0 is not None else None
+    dh0 = like(h0) if into_state and h0 is not None else None
     # The states are computed again: keeping them costs as much memory traffic as the pass itself.
     _, states, _ = work.scan(v, h0, out=False, save=True, entry=entry)
     dv, exits, _ = work.scan(do, dht, reverse=True, final=dh0, save=True)
@@ -75,7 +76,7 @@ def _values_backward(
         do = torch.ops.aten._softmax_backward_data(do, p, -1, v.dtype)
     work = Work(call, do, v, k, g, None, cu, rows, offsets)
     work.prep()
-    dh0 = torch.empty_like(h0) if into_state and h0 is not None else None
+    dh0 = like(h0) if into_state and h0 is not None else None
     dq, states, _ = work.scan(k, h0, save=True, entry=entry)
     dk, exits, _ = work.scan(q, dht, reverse=True, final=dh0, save=True)
     assert states is not None

@@ -13,6 +13,7 @@ from fla.backends import needs_backward
 from fla.ops._common.first_call import first_call
 from fla.ops._common.launch import Launcher, on_device
 from fla.ops._common.policy import Chip, chip_of
+from fla.ops._common.room import like
 from fla.ops._common.single import once
 from fla.ops._common.tape import Body, taped
 from fla.ops._scan.kernels import scan_bwd_kernel, scan_fwd_kernel
@@ -56,7 +57,7 @@ def scan_forward(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """``(o, final state or None)`` of contiguous tensors."""
     w = _Work(x, cu, plan, segments)
-    o = torch.empty_like(x)
+    o = like(x)
     ht = None
     if final:
         # An empty sequence writes nothing: its state stays.
@@ -90,12 +91,12 @@ def scan_backward(
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """``(dx, dg, dh0)`` from contiguous tensors; ``dh0`` with ``initial`` only."""
     w = _Work(do, cu, plan, segments)
-    dx, dg = torch.empty_like(o), torch.empty_like(g)
+    dx, dg = like(o), like(g)
     dh0 = None
     if initial:
         assert h0 is not None
         if cu is None and do.numel():
-            dh0 = torch.empty_like(h0)
+            dh0 = like(h0)
         else:
             dh0 = torch.zeros_like(h0) if dht is None else dht.to(h0.dtype, copy=True)
     if do.numel() == 0 or w.N == 0:
