@@ -98,6 +98,7 @@ def test_kda_takes(hopper, kda, changes):
             "lower_bound must be in [-5, 0), got -8",
         ),
         ({"return_intermediate_states": True, "disable_recompute": True}, "return_intermediate_states"),
+        ({"T": 15}, "needs 16 tokens, got 15"),
     ],
     ids=str,
 )

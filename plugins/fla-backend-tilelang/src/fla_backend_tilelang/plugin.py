@@ -14,6 +14,9 @@ from fla.backends import Capability, Rejection, TileLangBackend, hookimpl
 MIN_BOUND = -5.0
 ARCHITECTURE = (9, 0)
 CHUNK = 64
+#: Tokens of a KDA call. Its scores and write strengths are rounded to the tiles' 16 bits, an error that a token's channels
+#: have in common: over one token and few heads it does not average out (6.2e-3 of the output was seen, 5e-3 is allowed).
+MIN_TOKENS = 16
 #: CUDA's limit for the second and third axis of a launch, and elements that 32-bit indices reach.
 GRID_LIMIT, INDEX_LIMIT = 65535, 2**31
 
@@ -169,6 +172,8 @@ class KDA(TileLang):
             return False, "use_graph=True: the programs want cu_seqlens that cover all tokens"
         if cp_context is not None:
             return False, "cp_context is given: the programs know no context parallelism"
+        if q.shape[1] < MIN_TOKENS:
+            return False, f"needs {MIN_TOKENS} tokens, got {q.shape[1]}"
         reason = _architecture(q) or _dtypes(q, g=g, beta=beta) or _size(q, v, cu_seqlens)
         if reason is not None:
             return False, reason
