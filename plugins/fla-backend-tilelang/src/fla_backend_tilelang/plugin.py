@@ -14,8 +14,8 @@ from fla.backends import Capability, Rejection, TileLangBackend, hookimpl
 MIN_BOUND = -5.0
 ARCHITECTURE = (9, 0)
 CHUNK = 64
-#: Tokens of a KDA call. Its scores and write strengths are rounded to the tiles' 16 bits, an error that a token's channels
-#: have in common: over one token and few heads it does not average out (6.2e-3 of the output was seen, 5e-3 is allowed).
+#: Tokens of a KDA call. Scores and write strengths are rounded to 16 bits, an error that a token's channels share: over
+#: one token and few heads it does not average out (6.2e-3 of the output was seen, 5e-3 is allowed).
 MIN_TOKENS = 16
 #: CUDA's limit for the second and third axis of a launch, and elements that 32-bit indices reach.
 GRID_LIMIT, INDEX_LIMIT = 65535, 2**31
