@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,6 +40,25 @@ class NamedLauncher(Launcher):
         # The interpreter's functions do not say which parameters are constexprs.
         names = self.names or [name for name in inspect.signature(self.fn.fn).parameters if name in meta]
         return super().fix({name: meta[name] for name in names}, options)
+
+
+def constant(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``build(..., device)``, a small tensor of constants, worked out once for each of its arguments."""
+    kept = functools.lru_cache(maxsize=32)(build)
+
+    @functools.wraps(build)
+    def get(*args: Any) -> Tensor:
+        device: torch.device = args[-1]
+        if device.type == "meta":
+            # Not worked out there: that would import torch's compiler.
+            x = kept(*args[:-1], torch.device("cpu"))
+            return torch.empty(x.shape, dtype=x.dtype, device=device)
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            # Memory of a capture belongs to its graph.
+            return build(*args)
+        return kept(*args)
+
+    return get
 
 
 def rows_of(x: Tensor, block: tuple[int, int], tma: bool) -> Any:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
@@ -15,6 +13,7 @@ from fla.ops._common.vector_launch import (  # noqa: F401
     TORCH_TYPES,
     NamedLauncher,
     aligned,
+    constant,
     matrix_of,
     rows_of,
 )
@@ -32,20 +31,7 @@ run_any = Launcher(any_long)
 run_merge, run_scores, run_grad = NamedLauncher(vector_merge), NamedLauncher(vector_scores), NamedLauncher(vector_grad)
 
 
-def _one_matrices(dtype: torch.dtype, device: torch.device) -> Tensor:
-    i = torch.arange(64, device=device)[:, None]
-    t = torch.arange(64, device=device)[None, :]
-    same = i // 32 == t // 32
-    out = [(i >= t) & same, (i < t) & same, ~same]
-    for half in (16, 8, 4, 2, 1):
-        mid = i // (2 * half) * (2 * half) + half
-        out.append(((i >= mid) & (t >= mid) & (t <= i)) | ((i < mid) & (t > i) & (t < mid)))
-    return torch.stack(out).to(dtype)
-
-
-_cached_ones = functools.lru_cache(maxsize=32)(_one_matrices)
-
-
+@constant
 def one_matrices(dtype: torch.dtype, device: torch.device) -> Tensor:
     """0/1 matrices `[8, 64, 64]` whose products with gates `[64 tokens, channels]` are sums over tokens.
 
@@ -54,10 +40,11 @@ def one_matrices(dtype: torch.dtype, device: torch.device) -> Tensor:
     half needs the decay from the middle up to itself, one of the first half the decay after itself up to the middle, so
     that factors never exceed 1, for any gate.
     """
-    if device.type == "meta":
-        # Not worked out there: that would import torch's compiler.
-        return torch.empty((8, 64, 64), dtype=dtype, device=device)
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        # Memory of a capture belongs to its graph.
-        return _one_matrices(dtype, device)
-    return _cached_ones(dtype, device)
+    i = torch.arange(64, device=device)[:, None]
+    t = torch.arange(64, device=device)[None, :]
+    same = i // 32 == t // 32
+    out = [(i >= t) & same, (i < t) & same, ~same]
+    for half in (16, 8, 4, 2, 1):
+        mid = i // (2 * half) * (2 * half) + half
+        out.append(((i >= mid) & (t >= mid) & (t <= i)) | ((i < mid) & (t > i) & (t < mid)))
+    return torch.stack(out).to(dtype)

@@ -15,7 +15,7 @@ from fla.ops._common.device_index import ChunkTable, chunk_table, known_table, t
 from fla.ops._common.launch import Fixed
 from fla.ops._common.policy import Chip, Launch, chip_of
 from fla.ops._common.room import Parts, carve, like, room_for, total
-from fla.ops._common.vector_launch import ONES_TYPES, TL_TYPES, NamedLauncher, aligned, matrix_of, rows_of
+from fla.ops._common.vector_launch import ONES_TYPES, TL_TYPES, NamedLauncher, aligned, constant, matrix_of, rows_of
 from fla.ops._linear.kernels import vector_scan as kernel
 from fla.ops._linear.kernels.merge import merge_stretches
 from fla.ops._linear.kernels.vector_grad import vector_grad
@@ -33,7 +33,14 @@ _grad = NamedLauncher(vector_grad)
 _NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
-def _sum_matrices(chunk: int, exclusive: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
+@constant
+def sum_matrices(chunk: int, exclusive: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """0/1 matrices `[2 + log2(chunk), chunk, chunk]` whose products with gates are sums over tokens.
+
+    0: up to and with the token (``exclusive``: without it); 1: after it; then the levels of the tree: blocks of chunk,
+    chunk / 2, .. 2 tokens are split in the middle; a token of the second half needs the decay from the middle up to
+    itself, one of the first half the decay after itself up to the middle.
+    """
     i = torch.arange(chunk, device=device)[:, None]
     t = torch.arange(chunk, device=device)[None, :]
     upto = t < i if exclusive else t <= i
@@ -44,25 +51,6 @@ def _sum_matrices(chunk: int, exclusive: bool, dtype: torch.dtype, device: torch
         out.append(((i >= mid) & (t >= mid) & upto) | ((i < mid) & (t > i) & (t < mid)))
         half //= 2
     return torch.stack(out).to(dtype)
-
-
-_cached_matrices = functools.lru_cache(maxsize=32)(_sum_matrices)
-
-
-def sum_matrices(chunk: int, exclusive: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """0/1 matrices `[2 + log2(chunk), chunk, chunk]` whose products with gates are sums over tokens.
-
-    0: up to and with the token (``exclusive``: without it); 1: after it; then the levels of the tree: blocks of chunk,
-    chunk / 2, .. 2 tokens are split in the middle; a token of the second half needs the decay from the middle up to
-    itself, one of the first half the decay after itself up to the middle.
-    """
-    if device.type == "meta":
-        # Not worked out there: that would import torch's compiler.
-        return torch.empty((1 + chunk.bit_length(), chunk, chunk), dtype=dtype, device=device)
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        # Memory of a capture belongs to its graph.
-        return _sum_matrices(chunk, exclusive, dtype, device)
-    return _cached_matrices(chunk, exclusive, dtype, device)
 
 
 def _dims(p: VectorPlan, K: int, V: int, varlen: bool, ragged: bool) -> dict[str, Any]:
