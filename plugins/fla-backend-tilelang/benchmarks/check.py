@@ -2,7 +2,7 @@
 # ruff: noqa: E402  (the path comes first)
 """Check the TileLang programs on a card against the float64 recurrence, then time them: `check.py check|time`.
 
-One process a case: a fault in one leaves the others alone, and programs compile side by side.
+A few processes share the cases: programs are built side by side.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from check_delta import SHAPES, median_ms
 from delta_reference import make_inputs, ratio, recurrence
 from fla_backend_tilelang import scalar, vector
 
+WORKERS = 4
 BF, HF = torch.bfloat16, torch.float16
 # name -> (inputs, changes of the call)
 CASES: dict[str, tuple[dict, dict]] = {
@@ -148,21 +149,33 @@ def whole(shape: str, block: int, kda: bool, fit: int = 3) -> None:
     )
 
 
+def side_by_side(names: list[str]) -> int:
+    """How many cases went wrong; what a process that dies leaves undone did, too."""
+    parts = [part for i in range(WORKERS) if (part := names[i::WORKERS])]
+    running = [
+        subprocess.Popen([sys.executable, __file__, "some", *part], text=True, stdout=subprocess.PIPE,
+                         stderr=subprocess.STDOUT) for part in parts
+    ]  # fmt: skip
+    wrong = 0
+    for part, process in zip(parts, running, strict=True):
+        text = process.communicate()[0].strip().splitlines()
+        said = [line for line in text if line[:4] in ("ok  ", "BAD ")]
+        print(*said, sep="\n", flush=True)
+        if len(said) < len(part):
+            print(f"DIED {part[len(said)]}: " + " | ".join(text[-4:])[-700:], flush=True)
+        wrong += len(part) - sum(line.startswith("ok") for line in said)
+    return wrong
+
+
 def main() -> None:
     what = sys.argv[1]
     if what == "check":
         names = sys.argv[2:] or [*CASES, *VECTOR]
-        if len(names) == 1:
-            sys.exit(not case(names[0]))
-        running = {n: subprocess.Popen([sys.executable, __file__, "check", n], text=True, stdout=subprocess.PIPE,
-                                       stderr=subprocess.STDOUT) for n in names}  # fmt: skip
-        wrong = 0
-        for n, p in running.items():
-            text = p.communicate()[0].strip().splitlines()
-            lines = [line for line in text if line[:4] in ("ok  ", "BAD ")]
-            print(lines[-1] if lines else f"DIED {n}: " + " | ".join(text[-4:])[-700:], flush=True)
-            wrong += p.returncode != 0
-        sys.exit(wrong)
+        if len(names) > 1:
+            sys.exit(side_by_side(names))
+        sys.exit(not case(names[0]))
+    if what == "some":
+        sys.exit(sum(not case(name) for name in sys.argv[2:]))
     print(torch.cuda.get_device_name(), torch.__version__)
     for shape in sys.argv[2:] or ("L", "M", "X"):
         for block in (128, 64):
