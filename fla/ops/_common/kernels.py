@@ -56,6 +56,28 @@ def sequence_at(cu, offsets, n, T, NT, VARLEN: tl.constexpr):
 
 
 @triton.jit
+def whole_or_tail(
+    table, cu, offsets, it, T, NT, C: tl.constexpr, VARLEN: tl.constexpr, FULL: tl.constexpr, TAILS: tl.constexpr
+):  # fmt: skip
+    """Number, first row and valid rows of the chunk of program ``it``; 0 rows where there is nothing to do.
+
+    TAILS: programs are sequences, and the chunk is the ragged last one. Else programs are chunks, with FULL the whole
+    ones only.
+    """
+    if TAILS:
+        row, length, first = sequence_at(cu, offsets, it, T, NT, VARLEN)
+        full = length // C
+        row += full * C
+        n = length - full * C
+        it = first + full
+    else:
+        row, n = chunk_at(table, it, T, NT, C, VARLEN)
+        if FULL:
+            n = tl.where(n < C, 0, C)
+    return it, row, n
+
+
+@triton.jit
 def mdot(a, b, PREC: tl.constexpr):
     """A product inside the triangular inverse: ``PREC`` is "fp16" (operands cast) or an ``input_precision``."""
     if PREC == "fp16":

@@ -19,7 +19,7 @@ and feed both sides, so that rows and columns cancel exactly in dG.
 import triton
 import triton.language as tl
 
-from fla.ops._common.kernels import chunk_at, sequence_at, softplus
+from fla.ops._common.kernels import softplus, whole_or_tail
 from fla.ops._delta.kernels.common import idle, load_rows, load_tile, store_rows
 from fla.ops._delta.kernels.scalar_prep import SC, SC_BETA, SC_CK, SC_CQ, SC_G, SC_RK, SC_RP, SC_RQ
 
@@ -196,21 +196,9 @@ def scalar_grad(
     pid = tl.program_id(0)
     h = pid % HV
     it = pid // HV
-    if TAILS:
-        row, length, first = sequence_at(cu, offsets, it, T, NT, VARLEN)
-        full = length // C
-        row += full * C
-        n = length - full * C
-        it = first + full
-        if n == 0:
-            return
-    else:
-        row, n = chunk_at(table, it, T, NT, C, VARLEN)
-        if DESC:
-            if n < C:
-                return
-        elif n <= 0:
-            return
+    it, row, n = whole_or_tail(table, cu, offsets, it, T, NT, C, VARLEN, DESC, TAILS)
+    if n == 0:
+        return
     _chunk_grad(
         q, k, p, do, dr, qd, kd, pd, Ut, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dp, dpd, dg, db, dy,
         row, n, it * HV + h, h, h // (HV // H), H, HV, unscale, beta_inv, K, V, BK, BV, C, NORM, DECAY,

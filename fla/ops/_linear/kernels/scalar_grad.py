@@ -18,7 +18,7 @@ sides, so that what does not decay cancels:
 import triton
 import triton.language as tl
 
-from fla.ops._common.kernels import LOG2E, chunk_at, sequence_at
+from fla.ops._common.kernels import LOG2E, whole_or_tail
 from fla.ops._common.tiles import load_rows, load_tile, store_rows
 from fla.ops._linear.kernels.scalar_scan import FLOOR, chunk_decays, decayed_scores, row_factors
 
@@ -129,21 +129,9 @@ def scalar_grad(
     kb0 = pid % NK
     h = (pid // NK) % H
     it = pid // (NK * H)
-    if TAILS:
-        row, length, first = sequence_at(cu, offsets, it, T, NT, VARLEN)
-        full = length // C
-        row += full * C
-        n = length - full * C
-        it = first + full
-        if n == 0:
-            return
-    else:
-        row, n = chunk_at(table, it, T, NT, C, VARLEN)
-        if DESC:
-            if n < C:
-                return
-        elif n <= 0:
-            return
+    it, row, n = whole_or_tail(table, cu, offsets, it, T, NT, C, VARLEN, DESC, TAILS)
+    if n == 0:
+        return
     _chunk_grad(
         q, k, v, do, qd, kd, St, Sd, Xt, Xd, sums, gamma, g, dden, z, x, dq, dqd, dk, dkd, dg, row, n,
         it * H + h, h, kb0, H, rows, scale, K, V, BK, BV, C, DECAY, NORM, DESC, DOT,
