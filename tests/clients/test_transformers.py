@@ -59,6 +59,11 @@ def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 @pytest.fixture(scope="module")
+def in_bfloat16(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return run_all(tmp_path_factory.mktemp("bf16"), [*KINDS], [["qwen3_5", "kimi_linear"]], "--dtype", "bfloat16")
+
+
+@pytest.fixture(scope="module")
 def on_gpu(tmp_path_factory: pytest.TempPathFactory) -> Results:
     options = ("--device", "cuda", "--dtype", "bfloat16")
     return run_all(tmp_path_factory.mktemp("gpu"), [*KINDS], [[name] for name in OPS], *options)
@@ -73,6 +78,19 @@ def compare(what: str, mine: Tensor, wanted: Tensor, exact: Tensor | None, limit
     assert_close(what, wanted.float(), mine.float(), limit)
 
 
+def gates_together(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The gradients of `A_log` and `dt_bias` of all layers as one tensor each.
+
+    They are a handful of numbers, each a sum over all tokens of terms of both signs that may cancel in a layer: in
+    Qwen3.5 the fallback's own is 9 % from float32 in one. Over all layers they are as well determined as the others.
+    """
+    found: dict[str, list[Tensor]] = {}
+    for key, gradient in gradients.items():
+        kind = key.rpartition(".")[2]
+        found.setdefault(kind if kind in ("A_log", "dt_bias") else key, []).append(gradient.flatten())
+    return {key: torch.cat(parts) for key, parts in found.items()}
+
+
 def check(name: str, results: Results, backend: str, forward: float, backward: float) -> None:
     if name not in results["fallback"]:
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
@@ -85,8 +103,12 @@ def check(name: str, results: Results, backend: str, forward: float, backward: f
     for key in ("logits", "loss", "padded"):
         compare(key, mine[key], wanted[key], exact and exact[key], forward)
     assert mine["gradients"].keys() == wanted["gradients"].keys()
-    for key, gradient in wanted["gradients"].items():
-        compare(key, mine["gradients"][key], gradient, exact and exact["gradients"][key], backward)
+    gradients = [(results[kind][name]["gradients"] if kind in results else None) for kind in KINDS]
+    if exact is not None:
+        gradients = [None if found is None else gates_together(found) for found in gradients]
+    ours, theirs, true = gradients
+    for key, gradient in theirs.items():
+        compare(key, ours[key], gradient, true and true[key], backward)
     for key in ("tokens", "padded tokens"):
         same = [torch.equal(mine[key], other[key]) for other in (wanted, exact) if other is not None]
         assert any(same), key
@@ -96,6 +118,12 @@ def check(name: str, results: Results, backend: str, forward: float, backward: f
 @every_model
 def test_the_same_in_float32_on_the_cpu(name: str, on_cpu: Results):
     check(name, on_cpu, "torch", 1e-4, 1e-3)
+
+
+@needs_no_gpu
+@pytest.mark.parametrize("name", ["qwen3_5", "kimi_linear"])
+def test_the_same_in_bfloat16_on_the_cpu(name: str, in_bfloat16: Results):
+    check(name, in_bfloat16, "torch", 2e-2, 3e-2)
 
 
 @pytest.mark.gpu
