@@ -135,6 +135,7 @@ class Attention(nn.Module):
             attention_mask, x = None, x.reshape(1, -1, x.shape[-1])
             max_seqlen = max(max_seqlen, x.shape[1])
         elif attention_mask is not None:
+            check_padding_mask(attention_mask, batch)
             offset = row_offsets(attention_mask, length, seen)
             if length > 1:
                 indices, cu_seqlens = get_unpad_indices_and_cu(attention_mask, length)

@@ -71,8 +71,8 @@ def host_offsets(cu_seqlens: Tensor | None) -> Tensor | None:
     return _to_host(cu_seqlens)
 
 
-def check_padding_mask(attention_mask: Tensor | None) -> None:
-    """Raise unless the mask is a padding mask ``[B, S]``."""
+def check_padding_mask(attention_mask: Tensor | None, batch: int | None = None) -> None:
+    """Raise unless the mask is a padding mask ``[B, S]``, with ``batch`` rows unless that is None."""
     if attention_mask is None:
         return
     if not isinstance(attention_mask, Tensor):
@@ -82,14 +82,14 @@ def check_padding_mask(attention_mask: Tensor | None) -> None:
             "`attention_mask` must be a padding mask [B, S] of zeros and ones; masks of attention scores "
             f"([B, T, S] and the like) are not supported, got {list(attention_mask.shape)}."
         )
-
-
-def _unpadding(attention_mask: Tensor, q_len: int, batch: int | None = None) -> _Unpadding:
-    check_padding_mask(attention_mask)
     if batch is not None and attention_mask.shape[0] != batch:
         raise ArgumentError(
             f"`attention_mask` must have a row for each of the {batch} sequences, got {list(attention_mask.shape)}."
         )
+
+
+def _unpadding(attention_mask: Tensor, q_len: int, batch: int | None = None) -> _Unpadding:
+    check_padding_mask(attention_mask, batch)
     if attention_mask.shape[1] < q_len:
         raise ArgumentError(
             f"`attention_mask` must cover past and present tokens, at least {q_len} columns, "

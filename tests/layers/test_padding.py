@@ -6,6 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fla.layers.attn import Attention
+from fla.layers.gla import GatedLinearAttention
 from fla.layers.utils import (
     get_unpad_data,
     get_unpad_indices_and_cu,
@@ -100,3 +102,10 @@ def test_masks_of_scores_are_refused(mask: torch.Tensor):
 def test_a_mask_shorter_than_the_input_is_refused():
     with pytest.raises(ValueError, match="attention_mask"):
         get_unpad_indices_and_cu(MASK, 5)
+
+
+@pytest.mark.parametrize("length", [1, 4])
+def test_a_mask_of_other_rows_is_refused(length: int):
+    for layer in (Attention(32, 2), GatedLinearAttention(hidden_size=32, num_heads=2)):
+        with pytest.raises(ValueError, match="row for each of the 2"):
+            layer(torch.randn(2, length, 32), attention_mask=MASK[:, :length])

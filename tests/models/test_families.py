@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from fla.backends import trace
 from fla.decoding import StaticDecode
 from fla.models._index import FAMILIES
 from fla.models.utils import Cache
@@ -309,8 +310,12 @@ def test_training_on_the_gpu_is_training_on_the_cpu(entry: Any):
     fields = importlib.import_module(f"fla.models.{entry.package}").FAMILY.fields
     sizes = {name: size for name, size in {"hidden_size": 256, "head_dim": 64}.items() if name in fields}
     model, x = make(entry, **sizes).train(), tokens(2, 70)
-    wanted = gradients(model, x)
-    ours = gradients(model.cuda(), x.cuda())
+    with trace() as on_cpu:
+        wanted = gradients(model, x)
+    with trace() as on_gpu:
+        ours = gradients(model.cuda(), x.cuda())
+    # Calls that the PyTorch path makes in turn have a depth.
+    assert [(c.function, "triton") for c in on_cpu if not c.depth] == [(c.function, c.backend) for c in on_gpu]
     for name, ref in wanted.items():
         assert_close(name, ref, ours[name], 1e-3)
 
