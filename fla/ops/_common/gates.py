@@ -16,10 +16,10 @@ from torch import Tensor
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def needs_range(dtype: torch.dtype, normed: bool) -> bool:
-    """Whether the 16-bit kernels of a delta rule would run out of range: keys that are no unit vectors let the inverse
-    and the states grow without bound, and float16 ends at 65504."""
-    return dtype == torch.float16 and not normed
+def needs_range(dtype: torch.dtype) -> bool:
+    """Whether the 16-bit kernels of a delta rule can run out of range: float16 ends at 65504, and long keys, large
+    states, values or gradients go beyond."""
+    return dtype == torch.float16
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -67,12 +67,14 @@ def _backward(
     dh0 = like(h0) if into_state and h0 is not None else None
     # The states are computed again: keeping them costs as much memory traffic as the pass itself.
     passed = _passes(call, q, k, v, T, A, sc, h0, entry, read, do, dht, dh0, long, None)
-    longer = None
-    if call.other is not None:
-        wide = scalar.prepare(call.other, q, k, v, g, beta, A_log, dt_bias, True, read, long)[:3]
-        longer = _passes(call.other, q, k, v, *wide, h0, None, read, do, dht, dh0, long, passed.dv)
     dv = passed.dv
-    r = scalar.gradients(call, q, k, v, g, beta, A_log, dt_bias, do, passed, read, o, long, longer)
+
+    def again() -> Passed:
+        assert call.other is not None
+        wide = scalar.prepare(call.other, q, k, v, g, beta, A_log, dt_bias, True, read, long)[:3]
+        return _passes(call.other, q, k, v, *wide, h0, None, read, do, dht, dh0, long, dv)
+
+    r = scalar.gradients(call, q, k, v, g, beta, A_log, dt_bias, do, passed, read, o, long, again)
     dg = None if r.dg is None or g is None else r.dg.to(g.dtype)
     dA = dbias = None
     if r.dy is not None and A_log is not None:

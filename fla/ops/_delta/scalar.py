@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -59,8 +60,8 @@ class ScalarCall:
     v_first: bool
     segments: int = 1  # stretches that each sequence is cut into
     before: bool = False  # the state is read before its decay
-    part: int = 0  # of two forms of the call, which: 1 that for unit keys, 2 that for longer ones; 0 there is one form
-    other: ScalarCall | None = None  # the form for longer keys
+    part: int = 0  # of two forms of the call, which: 1 that in float16, 2 that in float32; 0 there is one form
+    other: ScalarCall | None = None  # the form in float32
     launches: dict[Any, Fixed] = field(default_factory=dict, compare=False, repr=False)
     tapes: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -88,10 +89,10 @@ class ScalarCall:
         if segments is None:
             segments = time_segments(plan, chip, sequences * v.shape[2], v.shape[-1], table.chunks // max(sequences, 1))
         call = cls(Shape.of(k, v), plan, chip, table, scale, beta_scale, norm, v_first, segments, before)
-        return call.ranged() if needs_range(k.dtype, norm) else call
+        return call.ranged() if needs_range(k.dtype) else call
 
     def ranged(self) -> ScalarCall:
-        """This call with another form for keys that are longer than float16 has room for."""
+        """This call with another form for what float16 has no room for."""
         other = replace(self, plan=long_plan(self.plan, self.shape.K, self.shape.V), segments=1, part=2, launches={})
         return replace(self, part=1, other=other)
 
@@ -123,7 +124,7 @@ def _call_of(
     segments = time_segments(plan, chip, sequences * v[2], v[3], table.chunks // max(sequences, 1))
     shape = Shape(B, T, H, v[2], K, v[3])
     call = ScalarCall(shape, plan, chip, table, scale, beta_scale, norm, v_first, segments, before)
-    return call.ranged() if needs_range(dtype, norm) else call
+    return call.ranged() if needs_range(dtype) else call
 
 
 def _descriptor(x: Tensor, rows: int, cols: int, block_rows: int, block_cols: int, use: bool) -> Any:
@@ -150,9 +151,9 @@ def prepare(
     dt_bias: Tensor | None, save: bool, read: Tensor | None = None, long: Tensor | None = None,
     room: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """T, A `[chunks * HV, C, C]`, the scalars `[chunks * HV, 8, C]` in fp32 and, of a call with two forms, which of
-    them runs: 1 where keys are long. The form for such keys is given that as ``long``. The first three lie in ``room``,
-    if that is given."""
+    """T, A `[chunks * HV, C, C]`, the scalars `[chunks * HV, 8, C]` in fp32 and, of a call with two forms, what says
+    which of them runs (`kernels.common`). The form in float32 is given that as ``long``. The first three lie in
+    ``room``, if that is given."""
     # Here and below ``read`` is the read key, where the op has one of its own.
     p, t, s = call.plan, call.table, call.shape
     C, tiles, rows = p.chunk, t.chunks * s.HV, s.B * s.T
@@ -180,7 +181,7 @@ def prepare(
         run = call.launches[key] = _prep.fix(meta, p.options[0])
     run(tiles, args, (q, k, g, beta, A_log, dt_bias))
     if call.part == 1 and marks is not None:
-        long = torch.empty(1, dtype=torch.int32, device=k.device)
+        long = torch.empty(8, dtype=torch.int32, device=k.device)
         _any_long(1, (marks, long, tiles), {"BLOCK": 1024}, _PLAIN, (marks,))
     return T, A, sc, long
 
@@ -361,10 +362,10 @@ class Gradients:
 def gradients(
     call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, A_log: Tensor | None,
     dt_bias: Tensor | None, do: Tensor, passed: Passed, read: Tensor | None = None, o: Tensor | None = None,
-    long: Tensor | None = None, longer: Passed | None = None,
+    long: Tensor | None = None, again: Callable[[], Passed] | None = None,
 ) -> Gradients:  # fmt: skip
-    """``o``, the output, is needed where `ScalarCall.keeps_output`; ``longer`` is what the other form of the call has
-    made."""
+    """``o``, the output, is needed where `ScalarCall.keeps_output`; ``again`` has the other form of the call make its
+    passes, once it is known whether they are needed."""
     p, s = call.plan, call.shape
     blocks = -(-s.K // p.grad_k)
     wide = blocks > 1
@@ -383,8 +384,8 @@ def gradients(
     dread = None if read is None else like(dq)
     r = Gradients(dq, dk, dg, db, dy, dread)
     _run_gradients(call, q, k, v, g, beta, A_log, dt_bias, do, passed, read, o, long, r)
-    if longer is not None and call.other is not None:
-        _run_gradients(call.other, q, k, v, g, beta, A_log, dt_bias, do, longer, read, o, long, r)
+    if again is not None and call.other is not None:
+        _run_gradients(call.other, q, k, v, g, beta, A_log, dt_bias, do, again(), read, o, long, r)
     if s.HV > s.H:
         dqh, dkh, drh, dq, dk = dq, dk, dread, like(q), like(k)
         dread = None if read is None else like(read)

@@ -46,16 +46,18 @@ def _infer(
     o = work.like(v)
     ht = work.final_state() if final else None
     work.scan(h0, o=o, ht=ht)
-    _longer(work, h0, o, ht)
+    again(work, h0, o, ht)
     return o, ht
 
 
-def _longer(work: Work, h0: Tensor | None, o: Tensor, ht: Tensor | None) -> None:
-    """The same once more, for keys that float16 has no room for."""
+def again(
+    work: Work, h0: Tensor | None, o: Tensor, ht: Tensor | None, states: Tensor | None = None, save: int = 0
+) -> None:
+    """The same once more, for what float16 has no room for."""
     other = work.other()
     if other is not None:
         other.prep(train=False)
-        other.scan(h0, o=o, ht=ht)
+        other.scan(h0, o=o, ht=ht, states=states, save=save)
 
 
 def _forward(
@@ -68,7 +70,7 @@ def _forward(
     ht = work.final_state() if final else None
     states, news = work.state_buffers() if call.keep else (None, None)
     entries = work.scan(h0, o=o, ht=ht, states=states, save=2 if call.keep else 0, news=news)
-    _longer(work, h0, o, ht)
+    again(work, h0, o, ht)
     rows, offsets = work.table.rows, work.table.offsets
     return o, ht, work.room, entries, states, news, work.long, rows, offsets
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from fla.backends import needs_backward
-from fla.ops._common.gates import needs_range, to_output
+from fla.ops._common.gates import needs_range
 from fla.ops._common.launch import on_device
 from fla.ops._common.tape import Known, KnownCalls, look
-from fla.ops._delta.vector_autograd import VectorDelta, compile_ahead, infer
+from fla.ops._delta.vector_autograd import VectorDelta, again, compile_ahead, infer
 from fla.ops._delta.vector_covers import bounded_gate
 from fla.ops._delta.vector_work import VectorCall, Work
 
@@ -88,30 +88,6 @@ def chunk_vector(
     known = _calls.get((look(inputs), flags))
     if known is not None:
         return _run(inputs, known, final)
-    if needs_range(k.dtype, norm) and chunk_states:
-        found: tuple[Tensor | None, ...] = chunk_vector(
-            q.float(),
-            k.float(),
-            v.float(),
-            g,
-            beta,
-            scale,
-            initial_state,
-            final,
-            gate_in_kernel=gate_in_kernel,
-            beta_mode=beta_mode,
-            safe_gate=safe_gate,
-            lower_bound=lower_bound,
-            keep=keep,
-            chunk_states=chunk_states,
-            v_first=v_first,
-            cu_seqlens=cu_seqlens,
-            cu_seqlens_cpu=cu_seqlens_cpu,
-            uncovered=uncovered,
-            A_log=A_log,
-            dt_bias=dt_bias,
-        )
-        return tuple(x if x is None or i == 1 else to_output(x, k.dtype) for i, x in enumerate(found))  # type: ignore[return-value]
     gate = 0 if not gate_in_kernel else (1 if lower_bound is None else 2)
     call = VectorCall(
         scale=q.shape[-1] ** -0.5 if scale is None else float(scale),
@@ -123,7 +99,7 @@ def chunk_vector(
         v_first=v_first,
         uncovered=uncovered,
         keep=keep,
-        part=int(needs_range(k.dtype, norm)),
+        part=int(needs_range(k.dtype)),
     )
     inputs = tuple(None if x is None else x.contiguous() for x in inputs)
     if not chunk_states or needs_backward(inputs):
@@ -143,6 +119,7 @@ def chunk_vector(
         per = 64 // chunk_states
         states = work.new(work.tiles_n * per * work.plan.vp, work.plan.kp)
         work.scan(initial_state, o=o, ht=ht, states=states, save=per)
+        again(work, initial_state, o, ht, states, per)
         return o, ht, _chunk_states(work, states, chunk_states, cu_seqlens_cpu, v_first)
 
 

@@ -60,7 +60,7 @@ class VectorCall:
     v_first: bool = False
     uncovered: bool = False
     keep: bool = False
-    part: int = 0  # of two forms, which: 1 that for unit keys, 2 that in float32 for longer ones; 0: there is one form
+    part: int = 0  # of two forms, which: 1 that in float16, 2 that in float32; 0: there is one form
 
 
 @dataclass
@@ -161,7 +161,7 @@ class Work:
     ) -> None:
         self.call, self.q, self.k, self.v, self.g, self.beta = call, q, k, v, g, beta
         self.dtype = torch.float32 if call.part == 2 else q.dtype  # of everything between inputs and outputs
-        self.long = long  # which of two forms runs: 1 where keys are long
+        self.long = long  # says which of two forms runs, see `kernels.common`
         self.a_log, self.dt_bias = a_log, dt_bias
         self.B, self.T, self.HK, self.K = q.shape
         self.H, self.V = v.shape[2], v.shape[3]
@@ -179,7 +179,7 @@ class Work:
         self.index = (self.table.cu, self.table.offsets)
 
     def other(self) -> Work | None:
-        """The form of this call for keys that float16 has no room for; None where there is one form."""
+        """The form of this call for what float16 has no room for; None where there is one form."""
         if self.call.part != 1:
             return None
         call = replace(self.call, part=2, keep=False)
@@ -282,7 +282,7 @@ class Work:
             (self.q, self.g, self.beta, self.a_log, self.dt_bias),
         )
         if self.call.part == 1:
-            self.long = self.new(1, dtype=torch.int32)
+            self.long = self.new(8, dtype=torch.int32)
             run_any(1, (marks, self.long, self.tiles_n), {"BLOCK": 1024}, {"num_warps": 4}, (marks,))
 
     def _scan(

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from fla.ops._common.kernels import softplus, whole_or_tail
-from fla.ops._delta.kernels.common import idle, load_rows, load_tile, store_rows
+from fla.ops._delta.kernels.common import SURE, doubt, idle, load_rows, load_tile, store_rows
 from fla.ops._delta.kernels.scalar_prep import SC, SC_BETA, SC_CK, SC_CQ, SC_G, SC_RK, SC_RP, SC_RQ
 
 
@@ -50,10 +50,10 @@ def _read_side(
 @triton.jit
 def _chunk_grad(
     q, k, p, do, dr, qd, kd, pd, Ut, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dp, dpd, dg, db, dy,
-    row, n, tile, h, hk, H, HV, unscale, beta_inv,
+    long, row, n, tile, h, hk, H, HV, unscale, beta_inv,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, NORM: tl.constexpr,
     DECAY: tl.constexpr, BIAS: tl.constexpr, READ: tl.constexpr, BEFORE: tl.constexpr,
-    DESC: tl.constexpr, DOT: tl.constexpr,
+    DESC: tl.constexpr, DOT: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     # Outside loops a descriptor load is waited for at once. These three come first and together, so they come through
     # registers instead, all in flight.
@@ -81,6 +81,8 @@ def _chunk_grad(
     rk = tl.load(sp + SC_RK * C)
     bt = tl.load(sp + SC_BETA * C)
     bt = tl.where(tl.abs(bt) < FLOOR, FLOOR, bt)
+    if PART == 1:
+        aM = tl.sum(tl.where(rr[:, None] == rr[None, :], M, 0.0), 1)
     GL = tl.sum(tl.where(rr == C - 1, G, 0.0), 0)
     low = rr[:, None] > rr[None, :]
     eye = rr[:, None] == rr[None, :]
@@ -158,9 +160,14 @@ def _chunk_grad(
     if NORM:
         Q = Q - qf * fq[:, None]
     store_rows(dq, dqd, Q.to(dq.dtype.element_ty), row, n, h, HV, k0, K, BK, C, DESC)
+    aB = aW
+    if PART == 1:
+        doubt(long, aQ + aR + aW)
+        # The same from values alone: between keys that are nearly parallel, what W sums up cancels.
+        aB = tl.where(tl.abs(bt) > SURE, aM, aW)
     at = (row + rr).to(tl.int64) * HV + h
     # beta = beta_scale sigmoid(b): d beta / d b = beta (1 - beta / beta_scale).
-    tl.store(db + at, tl.where(beta_inv > 0, aW * (1.0 - bt * beta_inv), aW / bt), mask=ok)
+    tl.store(db + at, tl.where(beta_inv > 0, aB * (1.0 - bt * beta_inv), aB / bt), mask=ok)
     if DECAY >= 1:
         dgt = tl.cumsum(aQ + aR - aW, 0, reverse=True) + last
         if BEFORE:
@@ -201,8 +208,8 @@ def scalar_grad(
         return
     _chunk_grad(
         q, k, p, do, dr, qd, kd, pd, Ut, St, Sd, Xt, Xd, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dp, dpd, dg, db, dy,
-        row, n, it * HV + h, h, h // (HV // H), H, HV, unscale, beta_inv, K, V, BK, BV, C, NORM, DECAY,
-        BIAS, READ, BEFORE, DESC, DOT,
+        long, row, n, it * HV + h, h, h // (HV // H), H, HV, unscale, beta_inv, K, V, BK, BV, C, NORM, DECAY,
+        BIAS, READ, BEFORE, DESC, DOT, PART,
     )  # fmt: skip
 
 

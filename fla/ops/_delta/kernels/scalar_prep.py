@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from fla.ops._common.kernels import LOG2E, NORM_EPS, chunk_at, softplus, tri_inv
-from fla.ops._delta.kernels.common import idle, load_rows, long_keys, store_tile
+from fla.ops._delta.kernels.common import idle, large, load_rows, long_keys, store_tile
 
 # Rows of the scalar table of a chunk: what multiplies q S, k S and the state update of a token; the cumulative log2
 # decay; the factors of q (with scale), k, the write strength and the factor of p.
@@ -45,7 +45,8 @@ def scalar_prep(
 ):  # fmt: skip
     """GATE: 0 no decay, 1 ``g`` is the log decay, 2 ``g`` goes through the gate. ``save``: keep what backward needs.
     READ: ``p`` is the read key, else k. BEFORE: the state is read before its decay. The products run over blocks of KB.
-    PART: see `kernels.common`; with 1 this kernel runs in any case and marks in ``long`` which chunks have long keys.
+    PART: see `kernels.common`; with 1 this kernel runs in any case and marks in ``long`` which chunks have long keys or
+    a large inverse.
     """
     if PART == 2:
         if idle(long, PART):
@@ -92,12 +93,12 @@ def scalar_prep(
     for k0 in tl.range(KB, K, KB, num_stages=1):
         kj = load_rows(k, kd, row, n, hk, H, k0, K, KB, C, DESC).to(dt)
         KK = tl.dot(kj, tl.trans(kj), KK, input_precision=DOT)
-    if PART == 1:
-        is_long = long_keys(tl.sum(tl.where(eye, KK, 0.0), 1), bt, ok)
     if NORM:
         rk = tl.where(ok, tl.rsqrt(tl.sum(tl.where(eye, KK, 0.0), 1) + NORM_EPS), 0.0)
     else:
         rk = tl.where(ok, 1.0, 0.0)
+    if PART == 1:
+        is_long = long_keys(tl.sum(tl.where(eye, KK, 0.0), 1) * rk * rk, bt, ok)
     col = rk * bt
     rp = rk
     if READ:
@@ -111,14 +112,12 @@ def scalar_prep(
             KK = tl.dot(pj, tl.trans(kj), KK, input_precision=DOT)
             if NORM or PART == 1:
                 PP = tl.dot(pj, tl.trans(pj), PP, input_precision=DOT)
-        if PART == 1:
-            is_long = tl.maximum(is_long, long_keys(tl.sum(tl.where(eye, PP, 0.0), 1), bt, ok))
         if NORM:
             rp = tl.where(ok, tl.rsqrt(tl.sum(tl.where(eye, PP, 0.0), 1) + NORM_EPS), 0.0)
+        elif PART == 1:
+            is_long = tl.maximum(is_long, long_keys(tl.sum(tl.where(eye, PP, 0.0), 1), bt, ok))
     # Selected, not multiplied away: rows past the end may hold anything.
     L = tl.where(low & ok[:, None], KK * dec * rp[:, None] * col[None, :], 0.0)
-    if PART == 1:
-        tl.store(long + it * HV + h, is_long)
     qt = load_rows(q, qd, row, n, hk, H, 0, K, KB, C, DESC).to(dt)
     if NORM:
         QQ = tl.dot(qt, tl.trans(qt), input_precision=DOT)
@@ -154,4 +153,6 @@ def scalar_prep(
     if READ:
         tl.store(sp + SC_RP * C, rp, mask=keep)
     X = tri_inv(L, C, INV)
+    if PART == 1:
+        tl.store(long + it * HV + h, tl.maximum(is_long, large(L, X, C)))
     store_tile(Tm, Td, X.to(dt), tile, 0, 0, C, C, C, C, DESC)

@@ -19,7 +19,16 @@ import triton
 import triton.language as tl
 
 from fla.ops._common.kernels import saturate, sequence_at
-from fla.ops._delta.kernels.common import idle, load_rows, load_tile, state_offsets, store_rows, store_tile
+from fla.ops._delta.kernels.common import (
+    idle,
+    judge,
+    load_rows,
+    load_tile,
+    state_offsets,
+    store_rows,
+    store_tile,
+    watch,
+)
 from fla.ops._delta.kernels.scalar_prep import SC, SC_BETA, SC_CK, SC_CQ, SC_CU, SC_G, SC_RK, SC_RP, SC_RQ
 
 
@@ -54,10 +63,11 @@ def _factors(sc, tile, sub, C: tl.constexpr, CS: tl.constexpr, READ: tl.constexp
 
 @triton.jit
 def _forward_step(
-    S, fac, q, k, p, v, qd, kd, pd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, sub, row, n, h, hk, v0, H, HV,
+    S, top, fac, q, k, p, v, qd, kd, pd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, sub, row, n, h, hk, v0,
+    H, HV,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, CS: tl.constexpr,
     OUT: tl.constexpr, SAVE: tl.constexpr, SPLIT: tl.constexpr, READ: tl.constexpr, BEFORE: tl.constexpr,
-    DESC: tl.constexpr, DOT: tl.constexpr,
+    DESC: tl.constexpr, DOT: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     dt: tl.constexpr = Tm.dtype.element_ty
     cq, ck, cu, eg = _factors(sc, tile, sub, C, CS, READ, BEFORE)
@@ -87,11 +97,13 @@ def _forward_step(
     if OUT:
         oo = tl.dot(Sb, tl.trans(qt), input_precision=DOT) * cq[None, :]
         oo = tl.dot(u.to(dt), tl.trans(at), oo, input_precision=DOT)
+        if PART == 1:
+            top = watch(top, oo)
     S = S * eg
     S = tl.dot((u * cu[None, :]).to(dt), kt, S, input_precision=DOT)
     if OUT:
         store_rows(o, od, saturate(tl.trans(oo), o.dtype.element_ty), row, n, h, HV, v0, V, BV, CS, DESC)
-    return S
+    return S, top
 
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "HV", "has_h0", "has_ht", "segments", "parts"])
@@ -123,6 +135,7 @@ def scalar_scan(
     bos, length, first = sequence_at(cu, offsets, i, T, NT, VARLEN)
     v0 = block * BV
     fac = 1.0
+    top = tl.zeros((BV,), tl.float32)
     slot = ((i.to(tl.int64) * segments + seg) * HV + h) * (NB * BV if SPLIT == 2 else NV * BV) * BK
     eo = (v0 + tl.arange(0, BV))[:, None] * BK + tl.arange(0, BK)[None, :]
     state = (i.to(tl.int64) * HV + h) * (K * V)
@@ -150,18 +163,19 @@ def scalar_scan(
     R: tl.constexpr = C // CS
     for t in tl.range(lo * R, loop * R, num_stages=STAGES):
         tile = (first + t // R) * HV + h
-        S = _forward_step(
-            S, fac, q, k, p, v, qd, kd, pd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, t % R, bos + t * CS,
-            length - t * CS, h, hk, v0, H, HV, K, V, BK, BV, C, CS, OUT, SAVE, SPLIT, READ, BEFORE, DESC, DOT,
+        S, top = _forward_step(
+            S, top, fac, q, k, p, v, qd, kd, pd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, t % R,
+            bos + t * CS, length - t * CS, h, hk, v0, H, HV, K, V, BK, BV, C, CS, OUT, SAVE, SPLIT, READ, BEFORE, DESC,
+            DOT, PART,
         )  # fmt: skip
     if DESC and TAIL:
         if (hi > full) & (lo < hi):
             tile = (first + full) * HV + h
             for sub in tl.range(0, R, num_stages=1):
-                S = _forward_step(
-                    S, fac, q, k, p, v, qd, kd, pd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, sub,
+                S, top = _forward_step(
+                    S, top, fac, q, k, p, v, qd, kd, pd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, sub,
                     bos + full * C + sub * CS, length - full * C - sub * CS, h, hk, v0, H, HV, K, V, BK, BV, C, CS,
-                    OUT, SAVE, SPLIT, READ, BEFORE, False, DOT,
+                    OUT, SAVE, SPLIT, READ, BEFORE, False, DOT, PART,
                 )  # fmt: skip
     if SPLIT == 2:
         eo = (block * BV + tl.arange(0, BV))[:, None] * BK + tl.arange(0, BK)[None, :]
@@ -169,6 +183,8 @@ def scalar_scan(
     else:
         so, sm = state_offsets(v0, K, V, BK, BV, VFIRST)
         tl.store(ht + state + so, S, mask=sm & (has_ht != 0) & (seg == parts - 1))
+        if PART == 1 and OUT:
+            judge(long, top, S, 1)
 
 
 @triton.jit(do_not_specialize=["segments", "HV"])
@@ -197,7 +213,8 @@ def scalar_merge(
 
 @triton.jit
 def _reverse_step(
-    S, fac, q, k, p, do, qd, kd, pd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, sub, row, n, h, hk, v0, H, HV,
+    S, top, fac, q, k, p, do, qd, kd, pd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, sub, row, n, h, hk, v0, H,
+    HV,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, CS: tl.constexpr,
     SPLIT: tl.constexpr, READ: tl.constexpr, BEFORE: tl.constexpr, DESC: tl.constexpr,
     DOT: tl.constexpr, PART: tl.constexpr,
@@ -225,6 +242,8 @@ def _reverse_step(
     du = tl.dot(dT, at, input_precision=DOT)
     dr = tl.dot((du + ks * cu[None, :]).to(dt), tt, input_precision=DOT)
     dq = (dT.to(tl.float32) * cq[None, :]).to(dt)
+    if PART == 1 and SPLIT != 2:
+        top = watch(top, dr)
     S = S * eg
     S = tl.dot(dq, qt, S, input_precision=DOT)
     S = tl.dot((dr * (-ck)[None, :]).to(dt), rt, S, input_precision=DOT)
@@ -233,7 +252,7 @@ def _reverse_step(
         if PART == 2:
             # ``dv`` keeps the range of fp32 for the gradients of the chunk; this is what the caller gets.
             store_rows(dvd, dvd, tl.trans(dr).to(dvd.dtype.element_ty), row, n, h, HV, v0, V, BV, CS, DESC)
-    return S
+    return S, top
 
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "HV", "has_dht", "has_dh0", "segments", "parts"])
@@ -272,6 +291,7 @@ def scalar_reverse(
     so, sm = state_offsets(v0, K, V, BK, BV, VFIRST)
     S = tl.load(dht + state + so, mask=sm & (has_dht != 0) & (seg == 0), other=0.0).to(tl.float32)
     fac = 1.0
+    top = tl.zeros((BV,), tl.float32)
     R: tl.constexpr = C // CS
     full = length // C
     chunks = (length + C - 1) // C
@@ -296,16 +316,16 @@ def scalar_reverse(
             tile = (first + full) * HV + h
             for j in tl.range(0, R, num_stages=1):
                 sub = R - 1 - j
-                S = _reverse_step(
-                    S, fac, q, k, p, do, qd, kd, pd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, sub,
+                S, top = _reverse_step(
+                    S, top, fac, q, k, p, do, qd, kd, pd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, sub,
                     bos + full * C + sub * CS, length - full * C - sub * CS, h, hk, v0, H, HV, K, V, BK, BV, C, CS,
                     SPLIT, READ, BEFORE, False, DOT, PART,
                 )  # fmt: skip
     for j in tl.range(lo * R, loop * R, num_stages=STAGES):
         t = (lo + loop) * R - 1 - j
         tile = (first + t // R) * HV + h
-        S = _reverse_step(
-            S, fac, q, k, p, do, qd, kd, pd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, t % R, bos + t * CS,
+        S, top = _reverse_step(
+            S, top, fac, q, k, p, do, qd, kd, pd, dod, Tm, Td, Aqk, Ad, sc, dv, dvd, Xt, Xd, tile, t % R, bos + t * CS,
             length - t * CS, h, hk, v0, H, HV, K, V, BK, BV, C, CS, SPLIT, READ, BEFORE, DESC, DOT, PART,
         )  # fmt: skip
     if SPLIT == 2:
@@ -313,3 +333,5 @@ def scalar_reverse(
     else:
         so, sm = state_offsets(v0, K, V, BK, BV, VFIRST)
         tl.store(dh0 + state + so, S, mask=sm & (has_dh0 != 0) & (seg == parts - 1))
+        if PART == 1:
+            judge(long, top, S, 3)

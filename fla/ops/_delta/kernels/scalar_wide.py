@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from fla.ops._common.kernels import chunk_at, softplus, whole_or_tail
-from fla.ops._delta.kernels.common import idle, load_rows, load_tile, store_rows, store_tile
+from fla.ops._delta.kernels.common import doubt, idle, load_rows, load_tile, store_rows, store_tile
 from fla.ops._delta.kernels.scalar_grad import _dot_all
 from fla.ops._delta.kernels.scalar_prep import SC, SC_BETA, SC_CK, SC_CQ, SC_G, SC_RK, SC_RP, SC_RQ
 
@@ -97,10 +97,10 @@ def scalar_scores(
 @triton.jit
 def _wide_chunk(
     q, k, p, do, dr, qd, kd, pd, dod, drd, Ut, Ud, St, Sd, Xt, Xd, EF, Ed, sc, g, A_log, dt_bias, dq, dqd, dk, dkd, dp,
-    dpd, dg, db, dy, part, row, n, tile, h, hk, kb0, H, HV, rows, beta_inv,
+    dpd, dg, db, dy, part, long, row, n, tile, h, hk, kb0, H, HV, rows, beta_inv,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, NORM: tl.constexpr,
     DECAY: tl.constexpr, BIAS: tl.constexpr, READ: tl.constexpr, BEFORE: tl.constexpr, DESC: tl.constexpr,
-    DOT: tl.constexpr, STAGES: tl.constexpr,
+    DOT: tl.constexpr, STAGES: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     NV: tl.constexpr = (V + BV - 1) // BV
     dt: tl.constexpr = EF.dtype.element_ty
@@ -160,6 +160,8 @@ def _wide_chunk(
     if NORM:
         Q -= qf * tl.load(pp)[:, None]
     store_rows(dq, dqd, Q.to(dq.dtype.element_ty), row, n, h, HV, k0, K, BK, C, DESC)
+    if PART == 1:
+        doubt(long, aQ + aR + aW)
     at = (row + rr).to(tl.int64) * HV + h + kb0.to(tl.int64) * rows * HV
     # beta = beta_scale sigmoid(b): d beta / d b = beta (1 - beta / beta_scale).
     tl.store(db + at, tl.where(beta_inv > 0, aW * (1.0 - bt * beta_inv), aW / bt), mask=ok)
@@ -201,6 +203,6 @@ def scalar_wide_grad(
         return
     _wide_chunk(
         q, k, p, do, dr, qd, kd, pd, dod, drd, Ut, Ud, St, Sd, Xt, Xd, EF, Ed, sc, g, A_log, dt_bias, dq, dqd, dk, dkd,
-        dp, dpd, dg, db, dy, part, row, n, it * HV + h, h, h // (HV // H), kb0, H, HV, rows, beta_inv, K, V, BK, BV, C,
-        NORM, DECAY, BIAS, READ, BEFORE, DESC, DOT, STAGES,
+        dp, dpd, dg, db, dy, part, long, row, n, it * HV + h, h, h // (HV // H), kb0, H, HV, rows, beta_inv, K, V, BK,
+        BV, C, NORM, DECAY, BIAS, READ, BEFORE, DESC, DOT, STAGES, PART,
     )  # fmt: skip

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from fla.ops._common.kernels import chunk_at
-from fla.ops._delta.kernels.common import idle
+from fla.ops._delta.kernels.common import doubt, idle
 from fla.ops._delta.kernels.vector_math import (
     SHIFT,
     UNSHIFT,
@@ -122,6 +122,8 @@ def vector_scores(
     if ROWS:
         bv = tl.where(r < n, bv, 0.0)
     yV = tl.sum(tl.where(i == j, F, 0.0), 1)
+    if PART == 1:
+        doubt(long, yV)
     yv = tl.sum(tl.where(own, YV, 0.0), 1)
     dA = tl.where(keep, dA, 0.0)
     F = tl.where(i > j, -F, 0.0)

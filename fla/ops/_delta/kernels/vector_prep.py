@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from fla.ops._common.kernels import LOG2E, NORM_EPS, chunk_at, mdot
-from fla.ops._delta.kernels.common import idle, long_keys
+from fla.ops._delta.kernels.common import idle, large, long_keys
 from fla.ops._delta.kernels.vector_math import (
     BOUND_NAT,
     INTERPRET,
@@ -112,7 +112,8 @@ def vector_prep(
         mats [w, 2 or 3, 64, 32]: ``T diag(beta)``, ``A_qk`` and, for training, ``T = (I + L)^-1``
         decay [w, 2, KP]: ``e^(G_L)``;  norms [w, 2, 64] (training): 1 / |q|, 1 / |k|
     Rows past the sequence are written as 0. ERASE: ``beta`` is [rows, H, K] and multiplies the read key alone.
-    PART: see `kernels.common`; with 1 this kernel runs in any case and marks in ``long`` which tiles have long keys.
+    PART: see `kernels.common`; with 1 this kernel runs in any case and marks in ``long`` which tiles have long keys
+    or a large inverse.
     LOOP: bounded gates, KB = KP and no ERASE; what it changes is said where it begins.
     """
     if PART == 2:
@@ -307,13 +308,14 @@ def vector_prep(
         if ROWS:
             bt = tl.where(r < n, bt, 0.0)
         L = Pk * bt[:, None]
+    X = tri_inv32(L, IPREC)
     if PART == 1:
         if ERASE:
             is_long = long_keys(tl.maximum(norm2, erase2), norm2 * 0.0, r < n)
         else:
             is_long = long_keys(norm2, bt, r < n)
-        tl.store(long + w, is_long)
-    X = tri_inv32(L, IPREC)
+        L = tl.where((i // 32 == j // 32) & (i > j), L, 0.0)
+        tl.store(long + w, tl.maximum(is_long, large(L, X, 32)))
     if TRAIN:
         store_tile(mats, diag32(X).to(DT), m0 + 128, 64, 0, 32, 32, 64, 32, TMA, False, False)
         if NORM and not LOOP:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from fla.ops._common.kernels import saturate, sequence_at
-from fla.ops._delta.kernels.common import idle
+from fla.ops._delta.kernels.common import idle, judge, watch
 from fla.ops._delta.kernels.vector_math import load_tile, store_tile
 
 
@@ -106,6 +106,7 @@ def vector_scan(
         end = tl.minimum(begin + STEPS, steps)
         last = end == steps
     value = 1.0
+    top = tl.zeros((BV,), tl.float32)
     if SPLIT == 2:
         value = tl.where(v0 >= VP, 0.0, 1.0)
         S = tl.where((v0 - VP + tl.arange(0, BV))[:, None] == ck[None, :], 1.0, 0.0)
@@ -135,10 +136,13 @@ def vector_scan(
             qd = load_tile(tiles, tr + 128, 32, 0, KP, KP, 32, KP, TMA, False, False)
             am = load_tile(mats, mr + 64, 32, 0, 32, 32, 32, 32, TMA, False, False)
         Sb = S.to(DT)
+        kept = Sb
+        if PART == 2 and SAVE > 0:
+            kept = saturate(S, states.dtype.element_ty)
         if SAVE == 2:
-            store_tile(states, Sb, (w * 2 + sub) * VP + v0, BV, 0, KP, KP, BV, KP, TMA, False, False)
+            store_tile(states, kept, (w * 2 + sub) * VP + v0, BV, 0, KP, KP, BV, KP, TMA, False, False)
         elif SAVE == 1 and sub == 0:
-            store_tile(states, Sb, w * VP + v0, BV, 0, KP, KP, BV, KP, TMA, False, False)
+            store_tile(states, kept, w * VP + v0, BV, 0, KP, KP, BV, KP, TMA, False, False)
         x = tl.trans(vt).to(tl.float32)
         if SPLIT == 2:
             x = tl.where(value > 0.0, x, 0.0)
@@ -149,6 +153,8 @@ def vector_scan(
         if OUT:
             oo = tl.dot(Sb, tl.trans(qd), input_precision=PREC)
             oo = tl.dot(nv, tl.trans(am), oo, input_precision=PREC)
+            if PART == 1:
+                top = watch(top, oo)
         if KP > 128:
             # Late, because nothing else fits beside it.
             eg = tl.load(decay + (w.to(tl.int64) * 2 + sub) * KP + ck)
@@ -176,6 +182,8 @@ def vector_scan(
     elif FINAL:
         at, ok = state_ptrs(ht, n, h, H, v0, K, V, KP, BV, VFIRST)
         tl.store(at, S, mask=ok & last)
+    if PART == 1 and OUT:
+        judge(long, top, S, 1)
 
 
 @triton.jit(do_not_specialize=["H", "NSEG"])
@@ -283,6 +291,7 @@ def vector_scan_bwd(
         begin = tl.minimum((NSEG - 1 - seg) * STEPS, steps)
         end = tl.minimum(begin + STEPS, steps)
     value = 1.0
+    top = tl.zeros((BV,), tl.float32)
     if SPLIT == 2:
         value = tl.where(v0 >= VP, 0.0, 1.0)
         X = tl.where((v0 - VP + tl.arange(0, BV))[:, None] == ck[None, :], 1.0, 0.0)
@@ -321,6 +330,8 @@ def vector_scan_bwd(
         dn = tl.dot(Xb, tl.trans(ku), input_precision=PREC)
         dn = tl.dot(dT, am, dn, input_precision=PREC).to(DT)
         dr = tl.dot(dn, tb, input_precision=PREC)
+        if PART == 1 and SPLIT != 2:
+            top = watch(top, dr)
         if KP > 128:
             eg = tl.load(decay + (w.to(tl.int64) * 2 + sub) * KP + ck)
         X = X * eg[None, :]
@@ -350,3 +361,5 @@ def vector_scan_bwd(
     elif INIT:
         at, ok = state_ptrs(dh0, n, h, H, v0, K, V, KP, BV, VFIRST)
         tl.store(at, X, mask=ok & (begin == 0))
+    if PART == 1 and SPLIT != 2:
+        judge(long, top, X, 3)
