@@ -3,16 +3,58 @@
 
 from __future__ import annotations
 
+import gc
+import logging
+import sys
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fla.models.cache_layer import State, map_tensors
 from fla.models.cache_utils import Cache, FLACache
+from fla.modules._plain import is_plain
 from fla.modules.rotary import RotaryEmbedding
 
-__all__ = ["InPlaceCache", "StaticDecode", "StaticPosition"]
+__all__ = ["InPlaceCache", "StaticDecode", "StaticPosition", "cache_for", "suits"]
+
+logger = logging.getLogger(__name__)
+
+PLAIN_STEPS = 8
+"""Steps that ``generate`` takes as usual before it decodes in place unasked: capturing costs about as much."""
+
+
+def suits(model: nn.Module, device: str = "cuda") -> bool:
+    """Whether nobody will notice that ``model`` decodes in place, except by the time it takes.
+
+    It is in evaluation mode and on one device, its parameters are plain ones and its modules are torch's and ours
+    without hooks (Python code of others would not run in the replay of a graph), and its states do not grow.
+    """
+    parameters = [*model.parameters()] if isinstance(model, nn.Module) else []
+    return bool(parameters) and (
+        not model.training
+        and all(type(p) is nn.Parameter and p.device == parameters[0].device for p in parameters)
+        and parameters[0].device.type == device
+        and not any(isinstance(module, RotaryEmbedding) for module in model.modules())
+        and all(
+            type(module).__module__.startswith(("fla.", "torch.nn."))
+            and is_plain(module, type(module))
+            and module._compiled_call_impl is None
+            for module in model.modules()
+        )
+    )
+
+
+def cache_for(model: Any, config: Any, kwargs: dict[str, Any]) -> InPlaceCache | None:
+    """The cache of ``model.generate(generation_config=config, **kwargs)``; None leaves it to the model.
+
+    Takes ``cache_implementation`` out of ``kwargs`` where that names something of ours.
+    """
+    asked, used = (kwargs.get(n, getattr(config, n, None)) for n in ("cache_implementation", "use_cache"))
+    if kwargs.get("cache_implementation") in ("static", "dynamic"):
+        del kwargs["cache_implementation"]
+        return InPlaceCache() if asked == "static" else None
+    return InPlaceCache(PLAIN_STEPS) if asked is None and used is not False and suits(model) else None
 
 
 class StaticPosition(NamedTuple):
@@ -116,9 +158,22 @@ class StaticDecode:
             for _ in range(2):
                 self._run()
         torch.cuda.current_stream().wait_stream(stream)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self._run()
+        # torch.cuda.graph would first collect garbage and empty the allocator's cache, which takes longer.
+        graph, collecting = torch.cuda.CUDAGraph(), gc.isenabled()
+        gc.disable()
+        try:
+            with torch.cuda.stream(stream):
+                # Other threads may go on allocating.
+                graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    self._run()
+                finally:
+                    graph.capture_end()
+        finally:
+            if collecting:
+                gc.enable()
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graph = graph
         for state, old in zip(kept, saved, strict=True):
             state.copy_(old)
 
@@ -170,9 +225,22 @@ class InPlaceCache(Cache):
 
     ``generate(cache_implementation="static")`` makes one. It is for inference in evaluation mode; tokens after the
     prompt are never padding.
+
+    Args:
+        usual_steps: single tokens that the model takes as it does with any cache before that. If more than none and the
+            step cannot be captured then, it goes on as usual.
+
+    Attributes:
+        refused: why it does, or None.
     """
 
     _steps: StaticDecode | None = None
+
+    def __init__(self, usual_steps: int = 0) -> None:
+        super().__init__()
+        self._usual_steps = usual_steps
+        self._may_fail = usual_steps > 0
+        self.refused: str | None = None
 
     def get_seq_length(self, layer_idx: int | None = 0, cache_position: Any = None) -> int:
         """See :meth:`FLACache.get_seq_length`."""
@@ -184,6 +252,9 @@ class InPlaceCache(Cache):
         if usual or (self._steps is not None and self._steps.model is not model):
             self.leave()
             return None
+        if self._usual_steps:
+            self._usual_steps -= 1
+            return None
         if self._steps is None or not self._steps.room:
             seen = self.get_seq_length()
             if not seen:
@@ -191,7 +262,14 @@ class InPlaceCache(Cache):
             mask = None if attention_mask is None else attention_mask[:, :seen]
             self.leave()
             longer = max(getattr(model.config, "max_position_embeddings", 0), 2 * seen, seen + 1024)
-            self._steps = StaticDecode(model, self, attention_mask=mask, max_length=longer)
+            try:
+                self._steps = StaticDecode(model, self, attention_mask=mask, max_length=longer)
+            except RuntimeError as error:
+                if not self._may_fail:
+                    raise
+                self._usual_steps, self.refused = sys.maxsize, f"{type(error).__name__}: {error}"
+                logger.info("[FLA decoding] steps are taken as usual: %s", self.refused)
+                return None
         return self._steps.step(tokens)[:, None]
 
     def leave(self) -> None:

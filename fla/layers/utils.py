@@ -50,11 +50,12 @@ class _Unpadding(NamedTuple):
 @tensor_cache
 def _find_valid(mask: Tensor, q_len: int) -> _Unpadding:
     # Remembered by mask: the layers of a model ask one after the other, and counting waits for the device.
-    mask = mask[:, -q_len:] != 0
+    mask = mask[:, mask.shape[1] - q_len :] != 0
     lengths = mask.sum(-1, dtype=torch.int32)
     indices = torch.nonzero(mask.flatten(), as_tuple=False).flatten()
     cu_seqlens = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
-    return _Unpadding(indices, cu_seqlens, int(lengths.max()) if lengths.numel() else 0)
+    full = indices.shape[0] == mask.numel()  # then the device need not be asked again
+    return _Unpadding(indices, cu_seqlens, mask.shape[1] if full else int(lengths.max()))
 
 
 @tensor_cache
@@ -131,13 +132,15 @@ def unpad_hidden_states(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The valid tokens of ``[B, q_len, D]`` as ``[1, total, D]``, their positions, and ``cu_seqlens``.
 
-    Given ``cu_seqlens`` win: the mask is ignored then. With neither, the input comes back as it is.
+    Given ``cu_seqlens`` win: the mask is ignored then. With neither, or without padding, the input comes back as it is.
     """
     if cu_seqlens is not None and not isinstance(cu_seqlens, Tensor):
         raise ArgumentError(f"`cu_seqlens` must be a tensor [N + 1], got {type(cu_seqlens).__name__}.")
     if cu_seqlens is not None or attention_mask is None:
         return hidden_states, None, cu_seqlens
     indices, cu_seqlens, _ = _unpadding(attention_mask, q_len, hidden_states.shape[0])
+    if indices.shape[0] == hidden_states.shape[0] * q_len:
+        return hidden_states, None, None
     return index_first_axis(hidden_states.flatten(0, 1), indices)[None], indices, cu_seqlens
 
 

@@ -87,8 +87,12 @@ class CausalLM(FLAPreTrainedModel):
         shift_labels = kwargs.pop("shift_labels", None)
         if return_dict is None:
             return_dict = config.return_dict
-        step = getattr(past_key_values, "step", None) if return_dict and not output_hidden_states else None
-        if step is not None and (logits := step(self, input_ids, attention_mask)) is not None:
+        has_labels = labels is not None or shift_labels is not None
+        if output_hidden_states is None:
+            output_hidden_states = config.output_hidden_states
+        step = getattr(past_key_values, "step", None)
+        usual = output_hidden_states or has_labels or not return_dict or "cu_seqlens" in kwargs
+        if step is not None and (logits := step(self, None if usual else input_ids, attention_mask)) is not None:
             return CausalLMOutputWithPast(logits=logits, **{CACHE_FIELD: past_key_values})
         outputs = self.get_decoder()(
             input_ids=input_ids,
@@ -102,7 +106,6 @@ class CausalLM(FLAPreTrainedModel):
             **kwargs,
         )
         hidden_states = outputs.last_hidden_state
-        has_labels = labels is not None or shift_labels is not None
         # The linear loss forms the logits in chunks of its own and keeps none.
         linear = has_labels and self._uses_linear_loss()
         logits = (

@@ -106,14 +106,15 @@ class FLAGenerationMixin(GenerationMixin):
         """As in transformers. The cache may be given as ``past_key_values`` or ``cache``, whatever the version.
 
         ``cache_implementation="static"`` keeps the states where they are, see :class:`fla.decoding.StaticDecode`: on
-        CUDA devices every step after the prompt is one graph.
+        CUDA devices every step after the prompt is one graph. Without it that begins after some steps where it
+        :func:`~fla.decoding.suits` the model, but not with ``cache_implementation="dynamic"``.
         """
         cache = resolve_cache(kwargs.pop("past_key_values", None), kwargs)
-        if kwargs.get("cache_implementation") == "static" and cache is None:
-            from fla.decoding import InPlaceCache
+        if cache is None:
+            from fla.decoding import cache_for
 
-            del kwargs["cache_implementation"]
-            cache = InPlaceCache()
+            config = kwargs.get("generation_config", args[1] if len(args) > 1 else None)
+            cache = cache_for(self, config or getattr(self, "generation_config", None), kwargs)
         if cache is None:
             return super().generate(*args, **kwargs)
         try:

@@ -68,12 +68,14 @@ def test_packed_rows_win_over_the_mask():
     assert repad_hidden_states(x, None, 1, 4) is x
 
 
-def test_one_new_token_a_row_becomes_one_sequence_a_row():
-    x, indices, cu = unpad_hidden_states(torch.randn(3, 1, 5), None, MASK, 1)
-    assert x.shape == (1, 3, 5)
+def test_new_tokens_that_are_all_valid_stay_where_they_are():
+    for x, mask in ((torch.randn(3, 1, 5), MASK), (torch.randn(2, 4, 5), torch.ones(2, 9))):
+        assert unpad_hidden_states(x, None, mask, x.shape[1]) == (x, None, None)
+    x, indices, cu = unpad_hidden_states(torch.randn(3, 1, 5), None, MASK[:, :1], 1)
+    assert x.shape == (1, 2, 5)
     assert cu is not None
-    assert cu.tolist() == [0, 1, 2, 3]
-    assert repad_hidden_states(x, indices, 3, 1).shape == (3, 1, 5)
+    assert cu.tolist() == [0, 0, 1, 2]
+    assert repad_hidden_states(x, indices, 3, 1)[0].eq(0).all()
 
 
 @pytest.mark.parametrize("keepdim", [True, False])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -229,3 +230,106 @@ def test_a_cache_of_the_caller_goes_before_static(model: Any):
     out = model.generate(x, past_key_values=cache, cache_implementation=None, max_new_tokens=3, do_sample=False)
     assert torch.equal(out, greedy(model, x, 3))
     assert cache.get_seq_length() == 11
+
+
+def test_generate_decodes_in_place_by_itself_where_nobody_notices(model: Any, monkeypatch: pytest.MonkeyPatch):
+    from fla import decoding
+
+    made: list[int] = []
+    init = decoding.StaticDecode.__init__
+
+    def count(self: Any, model: Any, cache: Any, **kwargs: Any) -> None:
+        made.append(cache.get_seq_length())
+        init(self, model, cache, **kwargs)
+
+    monkeypatch.setattr(decoding.StaticDecode, "__init__", count)
+    x = prompt()
+    mask = torch.tensor([[0] * 3 + [1] * 6, [1] * 9])
+    kwargs = {"attention_mask": mask, "do_sample": False, "max_new_tokens": 14}
+    plain = model.generate(x, **kwargs)
+    beams = model.generate(x, num_beams=2, **kwargs)
+    assert not made  # not on the CPU
+    monkeypatch.setattr(decoding, "suits", lambda model: True)
+    assert torch.equal(model.generate(x, **kwargs), plain)
+    assert made == [9 + decoding.PLAIN_STEPS]
+    assert torch.equal(model.generate(x, num_beams=2, **kwargs), beams)
+    assert len(made) == 2
+    for other in ({"cache_implementation": "dynamic"}, {"use_cache": False}, {"max_new_tokens": 8}):
+        assert torch.equal(model.generate(x, **{**kwargs, **other}), plain[:, : 9 + other.get("max_new_tokens", 14)])
+    assert len(made) == 2
+
+
+def test_a_step_that_cannot_be_captured_is_taken_as_usual(model: Any, monkeypatch: pytest.MonkeyPatch):
+    from fla import decoding
+
+    x = prompt()
+    plain = model.generate(x, do_sample=False, max_new_tokens=14)
+    monkeypatch.setattr(decoding, "suits", lambda model: True)
+
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(decoding.StaticDecode, "__init__", refuse)
+    out = model.generate(x, do_sample=False, max_new_tokens=14, return_dict_in_generate=True)
+    assert torch.equal(out.sequences, plain)
+    assert "not permitted when stream" in out.past_key_values.refused
+    with pytest.raises(RuntimeError, match="not permitted"):
+        model.generate(x, do_sample=False, max_new_tokens=14, cache_implementation="static")
+
+
+def test_what_a_step_in_place_does_not_return_is_computed_as_usual(model: Any):
+    from fla.decoding import InPlaceCache
+
+    x = prompt(2, 14)
+    with torch.no_grad():
+        cache = InPlaceCache()
+        model(x[:, :6], past_key_values=cache, use_cache=True)
+        for t in range(6, 14):
+            asked = {9: {"output_hidden_states": True}, 11: {"labels": x[:, 11:12]}, 12: {"return_dict": False}}
+            out = model(x[:, t : t + 1], past_key_values=cache, use_cache=True, **asked.get(t, {}))
+            ref = model(x[:, : t + 1], use_cache=False).logits[:, -1:]
+            assert_close(f"step {t}", ref, out[0] if t == 12 else out.logits, 1e-5)
+            assert (cache._steps is None) == (t in asked)
+            assert t != 9 or len(out.hidden_states) == 3
+            assert t != 11 or out.loss is not None
+
+
+def test_which_models_decode_in_place_unasked():
+    from fla.decoding import suits
+    from fla.models import TransformerConfig, TransformerForCausalLM
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_heads": 2, "vocab_size": 61, "intermediate_size": 40}
+    model = KDAForCausalLM(KDAConfig(**sizes, head_dim=8)).eval()
+    assert suits(model, "cpu")
+    assert not suits(model)  # there is no graph on the CPU
+    assert not suits(model.train(), "cpu")
+    handle = model.eval().model.layers[0].register_forward_hook(lambda *_: None)
+    assert not suits(model, "cpu")
+    handle.remove()
+    assert suits(model, "cpu")
+    model.lm_head = type("Adapter", (torch.nn.Linear,), {})(32, 61)
+    assert not suits(model.eval(), "cpu")
+    # Keys and values of all tokens would be looked at in every step.
+    assert not suits(TransformerForCausalLM(TransformerConfig(**sizes)).eval(), "cpu")
+    attn = {"layers": [0], "num_heads": 2}
+    assert not suits(KDAForCausalLM(KDAConfig(**sizes, head_dim=8, attn=attn)).eval(), "cpu")
+
+
+@pytest.mark.gpu
+def test_generate_replays_a_graph(model: Any, monkeypatch: pytest.MonkeyPatch):
+    from fla import decoding
+
+    replayed: list[int] = []
+    step = decoding.StaticDecode.step
+
+    def count(self: Any, tokens: Tensor) -> Tensor:
+        replayed.append(self.graph is not None)
+        return step(self, tokens)
+
+    monkeypatch.setattr(decoding.StaticDecode, "step", count)
+    on_gpu, x = copy.deepcopy(model).cuda(), prompt().cuda()
+    kwargs = {"attention_mask": torch.ones_like(x), "do_sample": False, "max_new_tokens": 20}
+    plain = on_gpu.generate(x, cache_implementation="dynamic", **kwargs)
+    assert not replayed
+    assert torch.equal(on_gpu.generate(x, **kwargs), plain)
+    assert replayed == [True] * (19 - decoding.PLAIN_STEPS)
