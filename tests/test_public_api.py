@@ -27,6 +27,7 @@ HEADER = """\
 EXTENSIONS = {
     "fla.backends:register": ("instance", "override"),
     "fla.ops.hgrn:chunk_hgrn": ("cu_seqlens",),
+    "fla.modules.activations:logsigmoid": ("output_dtype",),
 }
 _NO_VALUE = object()
 

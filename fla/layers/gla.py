@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fla.layers._linear import LinearLayer
 from fla.layers._recurrent import Call
-from fla.modules._dtype import upcast
+from fla.modules._dtype import accumulation_dtype
 from fla.modules.activations import logsigmoid
 from fla.ops.gla import chunk_gla, fused_recurrent_gla
 
@@ -86,7 +86,8 @@ class GatedLinearAttention(LinearLayer):
 
     def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Any]:
         """See :meth:`LinearLayer.attend`. The state is ``[N, H, V, K]`` float32."""
-        gk = logsigmoid(upcast(call.linear(self.gk_proj, x)), self.gate_logit_normalizer)
+        gk = call.linear(self.gk_proj, x)
+        gk = logsigmoid(gk, self.gate_logit_normalizer, accumulation_dtype(gk.dtype))
         if self.clamp_min is not None:
             gk = gk.clamp(min=self.clamp_min)
         gk = self.group_heads(gk.unflatten(-1, (-1, self.head_k_dim)))

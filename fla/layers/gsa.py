@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fla.layers._linear import LinearLayer
 from fla.layers._recurrent import Call
-from fla.modules._dtype import upcast
+from fla.modules._dtype import accumulation_dtype
 from fla.modules.activations import logsigmoid
 from fla.modules.feature_map import ReLUFeatureMap, SwishFeatureMap, T2RFeatureMap
 from fla.modules.norm import RMSNorm
@@ -100,7 +100,8 @@ class GatedSlotAttention(LinearLayer):
 
     def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Any]:
         """See :meth:`LinearLayer.attend`. The states are ``[N, num_kv_heads, K, M]`` and ``[N, ., M, V]`` float32."""
-        f = logsigmoid(upcast(call.linear(self.f_proj, x)), self.gate_logit_normalizer)
+        f = call.linear(self.f_proj, x)
+        f = logsigmoid(f, self.gate_logit_normalizer, accumulation_dtype(f.dtype))
         f = f.unflatten(-1, (-1, self.num_slots))
         kernel = call.pick(chunk_gsa, fused_recurrent_gsa)
         o, states = kernel(q, k, F.silu(v), -torch.expm1(f), f, scale=self.scale, **call.host_options)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fla.layers._linear import LinearLayer
 from fla.layers._recurrent import Call
-from fla.modules._dtype import upcast
+from fla.modules._dtype import accumulation_dtype
 from fla.modules.activations import logsigmoid
 from fla.ops.simple_gla import chunk_simple_gla, fused_recurrent_simple_gla
 
@@ -58,5 +58,6 @@ class SimpleGatedLinearAttention(LinearLayer):
     def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Any]:
         """See :meth:`LinearLayer.attend`. The state is ``[N, H, V, K]`` float32."""
         kernel = call.pick(chunk_simple_gla, fused_recurrent_simple_gla)
-        g = logsigmoid(upcast(call.linear(self.gk_proj, x)), self.gate_logit_normalizer)
+        g = call.linear(self.gk_proj, x)
+        g = logsigmoid(g, self.gate_logit_normalizer, accumulation_dtype(g.dtype))
         return kernel(q, k, v, g=g, state_v_first=True, **call.host_options)

@@ -19,6 +19,7 @@ from fla.models._compat import (
 from fla.models.attention_config import get_attention_spec
 from fla.models.family import Family, load
 from fla.models.generation_utils import own_cache, resolve_cache
+from fla.modules._plain import is_plain
 from fla.modules.mlp import GatedMLP
 from fla.modules.norm import RMSNorm
 
@@ -31,6 +32,12 @@ def make_norm(config: Any) -> nn.Module:
     """A block norm: ours, which adds the residual in the same pass, or torch's. The keys are the same."""
     norm = RMSNorm if config.fuse_norm else nn.RMSNorm
     return norm(config.hidden_size, eps=config.norm_eps)
+
+
+def with_stream(norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """``norm(x)`` and ``x``. In training our norm puts both out, so that it adds up their gradients."""
+    fused = torch.is_grad_enabled() and is_plain(norm, RMSNorm) and not torch.compiler.is_compiling()
+    return norm(x, None, True) if fused else (norm(x), x)
 
 
 def make_mixer(family: Family, config: Any, layer_idx: int) -> nn.Module:
@@ -104,12 +111,12 @@ class Block(GradientCheckpointingLayer):
 
         With ``residual_sums`` it attends over residuals and returns those sums too, see :mod:`fla.models.attnres`.
         """
-        residual = hidden_states
         kwargs |= {"attention_mask": attention_mask, "past_key_values": past_key_values, "use_cache": use_cache}
         if residual_sums is not None:
             return attnres.block_forward(self, hidden_states, residual_sums, output_attentions, **kwargs)
+        hidden_states, residual = with_stream(self.attn_norm, hidden_states)
         hidden_states, weights, past_key_values = self.attn(
-            hidden_states=self.attn_norm(hidden_states), output_attentions=output_attentions, **kwargs
+            hidden_states=hidden_states, output_attentions=output_attentions, **kwargs
         )
         norm = getattr(self, f"{self.feed_forward}_norm")
         if self.config.fuse_norm:

@@ -56,6 +56,17 @@ def test_temperature():
     assert_kernels_match(A.logsigmoid, {"x": torch.randn(4, 9)}, temperature=16)
 
 
+def test_a_gate_of_16_bits_comes_out_in_32():
+    x = torch.randn(4, 32).half().requires_grad_()
+    for backend in ("triton", "torch"):
+        with use_backend(backend):
+            y = A.logsigmoid(x, 16.0, torch.float32)
+        assert y.dtype == torch.float32
+        torch.testing.assert_close(y, torch.nn.functional.logsigmoid(x.float()) / 16)
+        (dx,) = torch.autograd.grad(y, x, torch.full_like(y, 1e3))
+        torch.testing.assert_close(dx, (62.5 * torch.sigmoid(-x.float())).half())
+
+
 @pytest.mark.parametrize("fn", TWO, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("shape", [(3, 7, 64), (5, 33), (0, 4)])
 def test_gated_activations(fn, shape: tuple[int, ...]):

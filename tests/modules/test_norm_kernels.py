@@ -65,6 +65,19 @@ def test_the_stream_keeps_the_dtype_of_the_residual():
     torch.testing.assert_close(wide, x.float())
 
 
+@pytest.mark.parametrize("D", [50, 64])
+def test_a_norm_that_hands_its_input_on_adds_up_both_gradients(D: int):
+    assert_kernels_match(rms_norm, {"x": torch.randn(2, 33, D), "weight": torch.randn(D)}, bias=None, prenorm=True)
+    x = torch.randn(3, D, requires_grad=True)
+    with use_backend("triton"):
+        y, stream = rms_norm(x, torch.ones(D), None, prenorm=True)
+        assert stream.data_ptr() == x.data_ptr()
+        assert y.grad_fn is stream.grad_fn
+        assert not rms_norm(x.detach(), torch.ones(D, requires_grad=True), None, prenorm=True)[1].requires_grad
+    stream.sum().backward()
+    torch.testing.assert_close(x.grad, torch.ones(3, D))
+
+
 def test_gradient_through_the_stream_alone():
     x, residual = (torch.randn(3, 32, requires_grad=True) for _ in range(2))
     with use_backend("triton"):

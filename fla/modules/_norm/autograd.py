@@ -74,12 +74,12 @@ def _backward(
 
 
 class Norm(torch.autograd.Function):
-    """``(y, stream)``, or ``y`` where no stream is returned; see `norm`."""
+    """``(y, stream)``, or ``y`` where no stream is returned; see `norm`. With ``passes`` the stream is ``x``."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, w: Tensor | None, b: Tensor | None, res: Tensor | None, g: Tensor | None, call: NormCall,
-        stream_dtype: torch.dtype | None,
+        stream_dtype: torch.dtype | None, passes: bool,
     ) -> Any:  # fmt: skip
         if res is None:
             y, stream = _forward(x, w, b, None, g, call, stream_dtype)
@@ -91,10 +91,10 @@ class Norm(torch.autograd.Function):
             ctx.save_for_backward(stream, w, b, g)
             ctx.res_dtype = res.dtype
         ctx.call, ctx.x_dtype = call, x.dtype
-        if stream_dtype is None:
+        if stream_dtype is None and not passes:
             return y
         ctx.set_materialize_grads(False)
-        return y, stream
+        return y, x if passes else stream
 
     @staticmethod
     @once
@@ -102,7 +102,7 @@ class Norm(torch.autograd.Function):
         s, w, b, g = ctx.saved_tensors
         if dy is None:
             if ds is None:
-                return (None,) * 7
+                return (None,) * 8
             dy = torch.zeros_like(s, dtype=ctx.call.out_dtype or ctx.x_dtype)
         _, need_w, need_b, need_res, *_ = ctx.needs_input_grad
         with on_device(s):
@@ -110,7 +110,7 @@ class Norm(torch.autograd.Function):
                 dy.contiguous(), _c(ds), s, w, b, g, ctx.call, ctx.x_dtype, ctx.res_dtype if need_res else None,
                 need_w, need_b, False,
             )  # fmt: skip
-        return dx, dw, db, dres, dg, None, None
+        return dx, dw, db, dres, dg, None, None, None
 
 
 _norm = applied(Norm)
@@ -125,8 +125,10 @@ def norm(
     stream_dtype = _stream_dtype(x, res, prenorm, in_fp32)
     with on_device(x):
         if _wants_gradient(x, w, b, res, g):
-            out = _norm(x, w, b, res, g, call, stream_dtype)
-            if stream_dtype is not None:
+            # A stream that is x goes through the node too, which then adds up the gradients of both.
+            passes = prenorm and stream_dtype is None and x.requires_grad
+            out = _norm(x, w, b, res, g, call, stream_dtype, passes)
+            if passes or stream_dtype is not None:
                 return out
         else:
             out, stream = _forward(x, w, b, res, g, call, stream_dtype)

@@ -60,13 +60,15 @@ def _backward_launch(op: int, D: int, sx: int, sy: int, sg: int, again: bool, wi
     return _backward.fix(meta, {"num_warps": WARPS})
 
 
-def _empty(x: Tensor) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+def _empty(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 
-def pointwise_forward(op: int, x: Tensor, y: Tensor | None = None, param: float = 1.0) -> Tensor:
-    """``f(x)``, or ``f(x) * y``, contiguous and in the dtype of ``x``."""
-    z = _empty(x)
+def pointwise_forward(
+    op: int, x: Tensor, y: Tensor | None = None, param: float = 1.0, dtype: torch.dtype | None = None
+) -> Tensor:
+    """``f(x)``, or ``f(x) * y``, contiguous and in ``dtype`` (that of ``x`` when None)."""
+    z = _empty(x, dtype)
     n = z.numel()
     if n == 0:
         return z
@@ -97,13 +99,13 @@ def pointwise_backward(
     return dx, dy, z
 
 
-def _forward_body(x: Tensor, y: Tensor | None, op: int, param: float) -> tuple[Tensor]:
-    return (pointwise_forward(op, x, y, param),)
+def _forward_body(x: Tensor, y: Tensor | None, op: int, param: float, dtype: torch.dtype | None) -> tuple[Tensor]:
+    return (pointwise_forward(op, x, y, param, dtype),)
 
 
-def _run_forward(op: int, x: Tensor, y: Tensor | None, param: float) -> Tensor:
-    key = ("pointwise", x.shape, x.stride(), None if y is None else y.stride(), op, param)
-    found: Tensor = written(key, _forward_body, (x, y), op, param)[0]
+def _run_forward(op: int, x: Tensor, y: Tensor | None, param: float, dtype: torch.dtype | None) -> Tensor:
+    key = ("pointwise", x.shape, x.stride(), None if y is None else y.stride(), op, param, dtype)
+    found: Tensor = written(key, _forward_body, (x, y), op, param, dtype)[0]
     return found
 
 
@@ -121,10 +123,12 @@ class Pointwise(torch.autograd.Function):
     """``f(x)`` or ``f(x) * y``; keeps its inputs."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor | None, op: int, param: float) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor | None, op: int, param: float, dtype: torch.dtype | None
+    ) -> Tensor:  # fmt: skip
         ctx.save_for_backward(x, y)
         ctx.op, ctx.param = op, param
-        return _run_forward(op, x, y, param)
+        return _run_forward(op, x, y, param, dtype)
 
     @staticmethod
     @once
@@ -132,7 +136,7 @@ class Pointwise(torch.autograd.Function):
         x, y = ctx.saved_tensors
         with on_device(x):
             dx, dy = _run_backward(ctx.op, x, y, dz, ctx.param)
-        return dx, dy, None, None
+        return dx, dy, None, None, None
 
 
 class PointwiseLinear(torch.autograd.Function):
@@ -170,12 +174,14 @@ class PointwiseLinear(torch.autograd.Function):
 _pointwise, _pointwise_linear = applied(Pointwise), applied(PointwiseLinear)
 
 
-def pointwise(op: int, x: Tensor, y: Tensor | None = None, param: float = 1.0) -> Tensor:
-    """``f(x)``, or ``f(x) * y``; differentiable."""
+def pointwise(
+    op: int, x: Tensor, y: Tensor | None = None, param: float = 1.0, dtype: torch.dtype | None = None
+) -> Tensor:
+    """``f(x)``, or ``f(x) * y``, in ``dtype`` (that of ``x`` when None); differentiable."""
     with on_device(x):
         if torch.is_grad_enabled() and (x.requires_grad or (y is not None and y.requires_grad)):
-            return _pointwise(x, y, op, param)
-        return _run_forward(op, x, y, param)
+            return _pointwise(x, y, op, param, dtype)
+        return _run_forward(op, x, y, param, dtype)
 
 
 def pointwise_linear(op: int, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, param: float = 1.0) -> Tensor:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from fla.modules._pointwise.engine import (
@@ -22,8 +23,8 @@ def sigmoid(x: Tensor) -> Tensor:
     return pointwise(SIGMOID, x)
 
 
-def logsigmoid(x: Tensor, temperature: float = 1.0) -> Tensor:
-    return pointwise(LOGSIGMOID, x, None, temperature)
+def logsigmoid(x: Tensor, temperature: float = 1.0, output_dtype: torch.dtype | None = None) -> Tensor:
+    return pointwise(LOGSIGMOID, x, None, temperature, output_dtype)
 
 
 def swish(x: Tensor) -> Tensor:

@@ -48,9 +48,9 @@ def sigmoid(x: Tensor) -> Tensor:
 
 
 @dispatch("modules", facts=ROWS, triton="fla.modules._pointwise.entry:logsigmoid", triton_verifier=covers_one)
-def logsigmoid(x: Tensor, temperature: float = 1.0) -> Tensor:
-    """``log(sigmoid(x)) / temperature``, any shape."""
-    return _pointwise(lambda u: F.logsigmoid(u) / temperature, x)
+def logsigmoid(x: Tensor, temperature: float = 1.0, output_dtype: torch.dtype | None = None) -> Tensor:
+    """``log(sigmoid(x)) / temperature``, any shape, in ``output_dtype``; that of ``x`` when None."""
+    return (F.logsigmoid(upcast(x)) / temperature).to(x.dtype if output_dtype is None else output_dtype)
 
 
 @dispatch("modules", facts=ROWS, triton="fla.modules._pointwise.entry:swish", triton_verifier=covers_one)
