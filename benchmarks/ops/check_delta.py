@@ -22,7 +22,7 @@ sys.path[:0] = [
 
 import side_by_side
 from delta_emulation import emulate
-from delta_reference import make_inputs, ratio, with_gradients
+from delta_reference import make_inputs, ratio, strain, with_gradients
 
 from fla.ops._common.policy import Launch, chip_of
 from fla.ops._delta import scalar
@@ -39,6 +39,9 @@ def scans(launch: Launch) -> dict:
     return {"forward": launch, "recompute": launch, "reverse": launch}
 
 
+# What float16 has no room for: factors as `strain` takes them, and of the gradients given.
+FAR = {"h0": 1e5, "do": 0.01}
+PARALLEL = {"beta": 2.0, "parallel": True}
 # name -> (input settings, plan changes)
 CASES: dict[str, tuple[dict, dict]] = {
     "bv128": ({"T": 300, "H": 4}, {**B128, **scans(L(8, 3))}),
@@ -93,6 +96,25 @@ CASES: dict[str, tuple[dict, dict]] = {
     ),
     "long keys fp16 K256": ({"T": 130, "H": 2, "K": 256, "norm": False, "dtype": HF, "long": 1.6}, {}),
     "long keys fp16 K60 V100": ({"T": 130, "H": 2, "K": 60, "V": 100, "norm": False, "dtype": HF, "long": 1.6}, {}),
+    "far state fp16": ({"T": 80, "H": 4, "dtype": HF, "initial": True, "far": FAR}, {}),
+    "far state fp16 unnormed": ({"T": 128, "H": 70, "norm": False, "dtype": HF, "initial": True, "far": FAR}, {}),
+    "far state fp16 varlen": (
+        {"T": 200, "H": 2, "HV": 4, "dtype": HF, "initial": True, "cu": [0, 5, 5, 69, 200], "far": FAR},
+        {},
+    ),
+    "far state fp16 K256": ({"T": 80, "H": 2, "K": 256, "dtype": HF, "initial": True, "far": FAR}, {}),
+    "large values fp16": (
+        {"T": 128, "H": 4, "norm": False, "dtype": HF, "gate": None, "far": {"v": 1.5e4, "beta": 2.0, "do": 0.01}},
+        {},
+    ),
+    "parallel fp16": ({"T": 256, "H": 4, "dtype": HF, "initial": True, "far": PARALLEL}, {}),
+    "parallel fp16 unnormed": ({"T": 200, "H": 4, "norm": False, "dtype": HF, "far": {**PARALLEL, "length": 1.0}}, {}),
+    "far gradients fp16": (
+        {"T": 128, "H": 4, "dtype": HF, "initial": True, "far": {"v": 0.01, "h0": 0.01, "beta": 0.1, "dht": 1e5}},
+        {},
+    ),
+    "split far state fp16": ({"T": 1000, "H": 2, "dtype": HF, "initial": True, "far": FAR}, {"segments": 4}),
+    "comba far state fp16": ({"T": 128, "H": 2, "read": True, "dtype": HF, "initial": True, "far": FAR}, {}),
     "comba": ({"T": 300, "H": 4, "read": True}, {}),
     "comba bv128": ({"T": 256, "H": 4, "read": True}, B128),
     "comba fp16": ({"T": 256, "H": 70, "read": True, "dtype": HF}, {}),
@@ -146,6 +168,9 @@ def check(name: str, dev: str = "cuda") -> dict:
     s = {"K": 128, "dtype": BF, **settings}
     zero, same, cut = (s.pop(n, False) for n in ("zero", "same", "cut"))
     sigmoid, cu = s.pop("sigmoid", 0.0), s.pop("cu", None)
+    far = dict(s.pop("far", {}))
+    size = far.pop("do", 1.0)
+    size_ht = far.pop("dht", size)
     before, long = s.pop("before", s.get("read", False)), s.pop("long", 1.0)
     x = make_inputs(**s, device=dev, raw_beta=bool(sigmoid), sequences=len(cu) - 1 if cu else None)
     if zero:
@@ -162,7 +187,8 @@ def check(name: str, dev: str = "cuda") -> dict:
         scalar_plan(chip_of(x["q"].device), dtype, x["q"].shape[-1], x["v"].shape[-1], heads, norm, "p" in x), **change
     )
     x["k"] = (x["k"] * long).to(dtype)
-    do = torch.randn_like(x["v"].float()).to(dtype)
+    x = strain(x, **far)
+    do = (torch.randn_like(x["v"].float()) * size).to(dtype)
     dht = None
     out: dict = {}
     t0 = time.time()
@@ -175,7 +201,7 @@ def check(name: str, dev: str = "cuda") -> dict:
             cu_seqlens=torch.tensor(cu, device=dev) if cu else None, plan=plan, segments=segments, read=y.get("p"),
             before=before,
         )  # fmt: skip
-        dht = torch.randn_like(ht) if dht is None else dht
+        dht = torch.randn_like(ht) * size_ht if dht is None else dht
         gr = torch.autograd.grad((o.float() * do.float()).sum() + (ht * dht).sum(), list(y.values()))
         got = {"o": o.detach(), "ht": ht.detach(), **dict(zip(y, gr, strict=True))}
         if turn == 0:
@@ -280,18 +306,18 @@ def kernels(shape: str, dtype=BF, variants: bool = True, kinds: str = "AFRDP", r
     do = torch.randn_like(v)
     base = scalar_plan(chip_of(q.device), dtype, D, D, B * H, True, read)
     call = ScalarCall.make(k, v, D**-0.5, True, 0.0, False, None, plan=base, segments=1, read=read, before=read)
-    Tm, A, sc, _ = scalar.prepare(call, q, k, v, g, b, None, None, True, p)
-    _, _, S, U = scalar.scan(call, q, k, v, Tm, A, sc, None, None, False, False, True, p)
-    dv, X = scalar.reverse(call, q, k, do, Tm, A, sc, None, None, p)
+    Tm, A, sc, long = scalar.prepare(call, q, k, v, g, b, None, None, True, p)
+    _, _, S, U = scalar.scan(call, q, k, v, Tm, A, sc, None, None, False, False, True, p, long)
+    dv, X = scalar.reverse(call, q, k, do, Tm, A, sc, None, None, p, long)
     assert S is not None
     assert U is not None
     passed = scalar.Passed(dv, S, U, X, sc)
     run = {
         "A": lambda c: scalar.prepare(c, q, k, v, g, b, None, None, True, p),
-        "F": lambda c: scalar.scan(c, q, k, v, Tm, A, sc, None, None, True, False, False, p),
-        "R": lambda c: scalar.scan(c, q, k, v, Tm, A, sc, None, None, False, False, True, p),
-        "D": lambda c: scalar.reverse(c, q, k, do, Tm, A, sc, None, None, p),
-        "P": lambda c: scalar.gradients(c, q, k, v, g, b, None, None, do, passed, p, do),
+        "F": lambda c: scalar.scan(c, q, k, v, Tm, A, sc, None, None, True, False, False, p, long),
+        "R": lambda c: scalar.scan(c, q, k, v, Tm, A, sc, None, None, False, False, True, p, long),
+        "D": lambda c: scalar.reverse(c, q, k, do, Tm, A, sc, None, None, p, long),
+        "P": lambda c: scalar.gradients(c, q, k, v, g, b, None, None, do, passed, p, do, long),
     }
     for kind, fn in run.items():
         if kind not in kinds:

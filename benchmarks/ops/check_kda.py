@@ -20,12 +20,16 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(HERE, "../..")]
 
 import side_by_side  # noqa: E402
+from delta_reference import strain  # noqa: E402
 from vector_reference import Inputs, make_inputs, ratio, with_gradients  # noqa: E402
 
 from fla.ops._delta.vector_entry import chunk_gdn2, chunk_kda  # noqa: E402
 
 BF, HF, F32 = torch.bfloat16, torch.float16, torch.float32
 RAW: dict[str, Any] = {"gate": "raw", "raw_beta": True}
+# What float16 has no room for: factors as `strain` takes them, and of the gradients given.
+FAR = {"h0": 1e5, "do": 0.01}
+PARALLEL = {"beta": 2.0, "parallel": True}
 
 # name -> (inputs, settings of the call)
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -82,6 +86,33 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gdn2 long keys fp16": (
         {"T": 200, "H": 2, "normed": True, "dtype": HF, "channels": True},
         {"safe": True, "norm": False, "long": 1.2},
+    ),
+    "far state fp16": ({"T": 192, "H": 4, "dtype": HF, "sequences": 1}, {"safe": True, "far": FAR}),
+    "far state fp16, exact": (
+        {"T": 100, "H": 4, "normed": True, "dtype": HF, "sequences": 1},
+        {"norm": False, "far": {**FAR, "length": 1.0}},
+    ),
+    "far state fp16, varlen, V first": (
+        {**RAW, "T": 300, "H": 2, "HV": 4, "dtype": HF, "sequences": 3, "v_first": True},
+        {"sigmoid": 1.0, "cu": [0, 15, 100, 300], "v_first": True, "far": FAR},
+    ),
+    "far state fp16, D256": ({"T": 64, "H": 2, "K": 256, "dtype": HF, "sequences": 1}, {"safe": True, "far": FAR}),
+    "large values fp16": (
+        {"T": 128, "H": 4, "gate": "weak", "dtype": HF},
+        {"norm": False, "safe": True, "far": {"v": 1.5e4, "beta": 2.0, "length": 1.0, "do": 0.01}},
+    ),
+    "parallel fp16": ({"T": 200, "H": 4, "gate": "weak", "dtype": HF, "sequences": 1}, {"safe": True, "far": PARALLEL}),
+    "parallel fp16, exact": (
+        {"T": 128, "H": 4, "gate": "weak", "dtype": HF},
+        {"norm": False, "far": {**PARALLEL, "length": 1.0}},
+    ),
+    "far gradients fp16": (
+        {"T": 128, "H": 4, "dtype": HF, "sequences": 1},
+        {"safe": True, "far": {"v": 0.01, "h0": 0.01, "beta": 0.1, "dht": 1e5}},
+    ),
+    "gdn2 far state fp16": (
+        {"T": 100, "H": 4, "dtype": HF, "sequences": 1, "channels": True},
+        {"safe": True, "far": FAR},
     ),
     "gdn2": ({"T": 512, "H": 4, "channels": True}, {"safe": True}),
     "gdn2 fp16": ({"T": 300, "H": 4, "channels": True, "dtype": HF}, {"safe": True}),
@@ -159,15 +190,19 @@ def check(name: str, device: str = "cuda") -> dict[str, Any]:
     x = make_inputs(**{"K": 128, "dtype": BF, **inputs}, device=device)
     settings = dict(settings)
     x["k"] = (x["k"] * settings.pop("long", 1.0)).to(x["k"].dtype)
-    dtype, scale_do = x["q"].dtype, settings.get("scale_do", 1.0)
+    far = dict(settings.pop("far", {}))
+    size = far.pop("do", settings.get("scale_do", 1.0))
+    size_ht = far.pop("dht", size)
+    x = strain(x, **far)
+    dtype = x["q"].dtype
     gen = torch.Generator(device=device).manual_seed(1)
-    do = (torch.randn(x["v"].shape, generator=gen, device=device) * scale_do).to(dtype)
+    do = (torch.randn(x["v"].shape, generator=gen, device=device) * size).to(dtype)
     runs: list[Inputs] = []
     for _ in range(3):
         y = {n: t.clone().requires_grad_() for n, t in x.items()}
         o, ht = call(y, **settings)
         assert ht is not None
-        dht = torch.randn(ht.shape, generator=gen.manual_seed(2), device=device) * scale_do
+        dht = torch.randn(ht.shape, generator=gen.manual_seed(2), device=device) * size_ht
         grads = torch.autograd.grad((o, ht), list(y.values()), (do, dht))
         runs.append({"o": o.detach(), "ht": ht.detach(), **dict(zip(y, grads, strict=True))})
     with torch.no_grad():

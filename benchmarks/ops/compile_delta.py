@@ -41,14 +41,14 @@ def compile_call(
         call = ScalarCall.make(
             k, v, K**-0.5, True, 0.0, False, None, chip=chip, plan=plan, segments=segments, read=read, before=read
         )  # fmt: skip
-        T, A, sc, _ = scalar.prepare(call, q, k, v, g, beta, None, None, True, p)
-        entry = scalar.entries(call, q, k, v, T, A, sc, h0, p)
-        scalar.scan(call, q, k, v, T, A, sc, h0, entry, True, True, False, p)
-        _, _, S, U = scalar.scan(call, q, k, v, T, A, sc, h0, entry, False, False, True, p)
-        dv, X = scalar.reverse(call, q, k, v, T, A, sc, h0, torch.empty_like(h0), p)
+        T, A, sc, long = scalar.prepare(call, q, k, v, g, beta, None, None, True, p)
+        entry = scalar.entries(call, q, k, v, T, A, sc, h0, p, long)
+        scalar.scan(call, q, k, v, T, A, sc, h0, entry, True, True, False, p, long)
+        _, _, S, U = scalar.scan(call, q, k, v, T, A, sc, h0, entry, False, False, True, p, long)
+        dv, X = scalar.reverse(call, q, k, v, T, A, sc, h0, torch.empty_like(h0), p, long)
         assert S is not None
         assert U is not None
-        scalar.gradients(call, q, k, v, g, beta, None, None, v, scalar.Passed(dv, S, U, X, sc), p, v)
+        scalar.gradients(call, q, k, v, g, beta, None, None, v, scalar.Passed(dv, S, U, X, sc), p, v, long)
     return seen
 
 

@@ -41,6 +41,28 @@ def make_inputs(
     return x
 
 
+def strain(
+    x: dict[str, Tensor], *, h0: float = 1.0, v: float = 1.0, beta: float | None = None, parallel: bool = False,
+    length: float | None = None,
+) -> dict[str, Tensor]:  # fmt: skip
+    """``x`` with states and values times a factor, one write strength for all, keys that are nearly one, and keys and
+    queries of one length: what float16 has no room for."""
+    x = dict(x)
+    keys = [n for n in ("k", "p") if n in x]
+    dtype = x["k"].dtype
+    if parallel:
+        x |= {n: 0.02 * x[n].float() + x["k"][:, :1].float() for n in keys}
+    if length is not None:
+        x |= {n: length * F.normalize(x[n].float(), dim=-1) for n in ("q", *keys)}
+    x |= {n: x[n].to(dtype) for n in ("q", *keys)}
+    if beta is not None and "beta" in x:
+        x["beta"] = torch.full_like(x["beta"], beta)
+    x["v"] = (x["v"].float() * v).to(x["v"].dtype)
+    if "initial_state" in x:
+        x["initial_state"] = x["initial_state"] * h0
+    return x
+
+
 def recurrence(
     x: dict[str, Tensor], *, scale: float | None = None, norm: bool = True, sigmoid: float = 0.0, v_first: bool = False,
     cu: list[int] | None = None, before: bool = False,
