@@ -104,7 +104,7 @@ CASES: dict[str, tuple[dict, dict]] = {
     ),
     "far state fp16 K256": ({"T": 80, "H": 2, "K": 256, "dtype": HF, "initial": True, "far": FAR}, {}),
     "large values fp16": (
-        {"T": 128, "H": 4, "norm": False, "dtype": HF, "gate": None, "far": {"v": 1.5e4, "beta": 2.0, "do": 0.01}},
+        {"T": 128, "H": 4, "norm": False, "dtype": HF, "gate": None, "far": {"v": 1e4, "beta": 2.0, "do": 0.01}},
         {},
     ),
     "parallel fp16": ({"T": 256, "H": 4, "dtype": HF, "initial": True, "far": PARALLEL}, {}),
