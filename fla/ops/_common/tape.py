@@ -226,6 +226,27 @@ class Recording:
             return None
         return root, start
 
+    def _ends(self, seen: set[str]) -> dict[int, list[str]]:
+        """The names, by the step before which they can be let go of: those in whose memory nothing lies that a later
+        step or the caller sees."""
+
+        def whole(name: str) -> str:
+            while name in self.made and (base := self.made[name].root) is not None:
+                name = base
+            return name
+
+        last: dict[str, int] = {}
+        for i, step in enumerate(self.steps):
+            used = (step.name, *step.needs) if isinstance(step, _Made) else (*step.pointers, *(x[1] for x in step.maps))
+            last.update((whole(name), i) for name in used)
+        kept = set(map(whole, seen))
+        ends: dict[int, list[str]] = {}
+        for name in self.made:
+            root = whole(name)
+            if root in self.made and root not in kept:
+                ends.setdefault(last[root] + 1, []).append(name)
+        return ends
+
     def _lines(self, given: list[str], seen: set[str]) -> list[str]:
         tensors = self._tensors(seen)
         places: dict[str, int] = {}
@@ -237,6 +258,7 @@ class Recording:
                 places[name] = room
                 room += size
         lines: list[str] = []
+        written: set[str] = set()
         pointers = set(given)
 
         def pointer(name: str) -> str:
@@ -258,10 +280,15 @@ class Recording:
             lines.append(f"p_{name} = {where}")
             return f"p_{name}"
 
-        for step in self.steps:
+        ends = self._ends(seen)
+        for i, step in enumerate(self.steps):
+            # Memory that nothing reads any more serves what is allocated next, as it would without the tape.
+            if done := [x for x in ends.get(i, ()) if x in written]:
+                lines.append(f"{' = '.join(done)} = None")
             if isinstance(step, _Made):
                 if step.name in tensors or (step.allocated and step.name not in places):
                     lines.append(f"{step.name} = {step.how}")
+                    written.add(step.name)
                 continue
             for m, source, get, encoded in step.maps:
                 p, whole = pointer(source), source

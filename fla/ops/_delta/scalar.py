@@ -335,7 +335,7 @@ def _reverse_run(
     run(blocks * s.HV * parts * t.sequences, args, (q, k, do, dht, dh0, t.cu))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Passed:
     """What the passes of the backward leave for the chunks: dv, states and their gradients, new values, scalars."""
 
@@ -344,6 +344,10 @@ class Passed:
     U: Tensor
     X: Tensor
     sc: Tensor
+
+    def release(self) -> None:
+        """Let go of the memory; what a form in float16 no longer needs serves that in float32."""
+        del self.dv, self.S, self.U, self.X, self.sc
 
 
 @dataclass(frozen=True)
@@ -385,6 +389,7 @@ def gradients(
     r = Gradients(dq, dk, dg, db, dy, dread)
     _run_gradients(call, q, k, v, g, beta, A_log, dt_bias, do, passed, read, o, long, r)
     if again is not None and call.other is not None:
+        passed.release()
         _run_gradients(call.other, q, k, v, g, beta, A_log, dt_bias, do, again(), read, o, long, r)
     if s.HV > s.H:
         dqh, dkh, drh, dq, dk = dq, dk, dread, like(q), like(k)

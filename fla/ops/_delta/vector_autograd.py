@@ -94,6 +94,7 @@ def _backward(
     work.grad(o, do, states, news, exits, ys, r)
     other = work.other()
     if other is not None:
+        del states, news, ys, exits
         other.prep(train=True)
         states, news = other.states(h0)
         _, ys, exits = other.scan_bwd(do, dht, dh0, dv)
