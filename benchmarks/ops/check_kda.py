@@ -66,6 +66,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**RAW, "T": 300, "H": 4, "dtype": HF, "sequences": 3, "v_first": True},
         {"sigmoid": 1.0, "cu": [0, 15, 100, 300], "v_first": True},
     ),
+    "one token": ({"T": 1, "H": 2, "sequences": 1}, {"safe": True}),
+    "few tokens": ({"T": 7, "B": 2, "H": 1}, {"safe": True}),
     "gates at the bound": ({"T": 256, "H": 4, "gate": "bound"}, {"safe": True}),
     "weak decay": ({"T": 512, "H": 4, "gate": "weak"}, {"safe": True}),
     "tiny gradients": ({"T": 256, "H": 4}, {"safe": True, "scale_do": 1e-7}),

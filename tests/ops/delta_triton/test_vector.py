@@ -230,6 +230,15 @@ def test_erase_gates_also_return_states_before_chunks():
         assert ht.shape == (1, 1, 16, 16)
 
 
+@pytest.mark.parametrize(("T", "same"), [(1, True), (15, True), (16, False)])
+def test_few_tokens_take_the_exact_form_of_the_scores(T, same):
+    x = make_inputs(T=T, dtype=torch.float16, sequences=1)
+    with torch.no_grad():
+        o, ht = call(x, safe=True)
+        want, want_ht = call(x, safe=False)
+    assert (torch.equal(o, want) and torch.equal(ht, want_ht)) == same
+
+
 def _unit(x):
     for n in ("q", "k"):
         x[n] = torch.nn.functional.normalize(x[n].float(), dim=-1).half()

@@ -153,8 +153,11 @@ def vector_prep(
     Pq = tl.zeros((64, 64), tl.float32)
     diag = tl.zeros((64,), tl.float32)
     if PART == 1:
+        # Squared lengths of the keys that write and of those that read; normed ones have none above 1.
         norm2 = tl.zeros((64,), tl.float32)
         erase2 = tl.zeros((64,), tl.float32)
+        if NORM:
+            norm2 += 1.0
     MMA: tl.constexpr = TRAIN and tl.bfloat16 == SD and not INTERPRET
     if LOOP:
         # One turn, bounded gates: in a loop the compiler starts all loads at once and lets stores finish behind what
@@ -193,7 +196,7 @@ def vector_prep(
             if LATE:
                 rk = tl.where(r < n, rk, 0.0)
                 kn = tl.where(i < n, kn, 0.0)
-            if PART == 1:
+            if PART == 1 and not NORM:
                 norm2 += tl.sum(kn * kn, 1)
             kf = kn * ex2((G + SHIFT) * -1.0)
             kc = kf.to(SD)
@@ -252,7 +255,8 @@ def vector_prep(
                 be = load_tile(beta, row, n, h * K + c0, K - c0, H * K, 64, KB, BTMA, ROWS, COLS)
                 kb = kn * be.to(tl.float32)
             if PART == 1:
-                norm2 += tl.sum(kn * kn, 1)
+                if not NORM:
+                    norm2 += tl.sum(kn * kn, 1)
                 if ERASE:
                     erase2 += tl.sum(kb * kb, 1)
             ku = kn * ex2(token_sum(one_matrix(ones, 1, 64), gs, GPREC))
