@@ -104,7 +104,8 @@ def plan(
     small = chip.smem < 200_000
     few = small or sequences * heads * (vp // min(vp, 64)) <= chip.sms
     bv = min(vp, (128 if tma and wide and not few else 64) if half else 32)
-    bv_bwd = min(vp, (64 if few else 128) if tma else (64 if half and chip.arch < 90 else 32))
+    # In float32 two tiles of 32 columns leave ptxas with 11 KB of spills (128 channels), of 16 with next to none.
+    bv_bwd = min(vp, 16 if not half else (64 if few else 128) if tma else (64 if chip.arch < 90 else 32))
     # 32 rows keep the exact form on the warp-wide matrix instructions. With 64, ptxas 12.8 (triton 3.6) makes the
     # descriptor of a shared-memory operand of its levels from the wrong register: wrong gradients, or a fault.
     gkb = min(kp, 32 if half and exact else 64)
