@@ -37,7 +37,10 @@ def backends():
     """Both backends, registered alone for their operations."""
     import fla.ops.gated_delta_rule
     import fla.ops.kda  # noqa: F401  # the operations whose signatures they are compared with
+    from fla.backends import report
 
+    # Loads what is installed, so that it can be taken out and does not come later.
+    report()
     made = []
     for operation, cls in (("gated_delta_rule", plugin.GatedDeltaRule), ("kda", plugin.KDA)):
         registry = BackendRegistry(operation)
@@ -57,6 +60,7 @@ def hopper(monkeypatch, backends):
     """An sm90 card with tilelang and nvcc. Meta tensors stand for tensors on it; nothing can run there."""
     switches.forget()
     monkeypatch.setattr(plugin.TileLang, "is_available", classmethod(lambda cls: True))
+    monkeypatch.setattr(plugin.TileLang, "probe", lambda self: None)
     monkeypatch.setattr(devices, "accelerators", lambda: ("cuda",))
     monkeypatch.setattr(devices, "_has_device", lambda library, name: name == "cuda")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))

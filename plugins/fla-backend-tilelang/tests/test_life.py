@@ -4,13 +4,19 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
+import os
+import re
 import subprocess
 import sys
+import time
+import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
-from fla_backend_tilelang import plugin, rule
+from fla_backend_tilelang import plugin, programs, rule
 
 from fla.backends import BackendRegistry, devices, last_decision, register, use_backend
 from fla.ops.gated_delta_rule import chunk_gated_delta_rule
@@ -50,6 +56,9 @@ def test_a_build_that_fails_is_quarantined_and_core_serves(monkeypatch):
         def is_available(cls):
             return True
 
+        def probe(self):
+            return True
+
     def fails(*args):
         raise RuntimeError("nvcc fatal: unsupported gpu architecture")
 
@@ -69,6 +78,117 @@ def test_a_build_that_fails_is_quarantined_and_core_serves(monkeypatch):
         assert last_decision().backend == "torch"  # no second attempt
     finally:
         BackendRegistry("gated_delta_rule").unregister(made)
+
+
+@pytest.fixture
+def tilelang(monkeypatch):
+    """A module in the place of tilelang whose compile can be set."""
+    made = types.ModuleType("tilelang")
+    made.PassConfigKey = types.SimpleNamespace(TL_ENABLE_FAST_MATH="fast")
+    kernels = types.SimpleNamespace(scan=lambda **choices: choices)
+    monkeypatch.setitem(sys.modules, "tilelang", made)
+    monkeypatch.setitem(sys.modules, "fla_backend_tilelang.kernels.scan", kernels)
+    programs.program.cache_clear()
+    yield made
+    programs.program.cache_clear()
+
+
+def test_an_error_of_a_build_has_what_nvcc_said_and_not_the_source(tilelang):
+    def compile(made, **options):
+        source = "__global__ void f() {}\n" * 5000
+        raise RuntimeError(source + "Compilation error:\nnvcc fatal: no sm_90a\nCommand: nvcc\n")
+
+    tilelang.compile = compile
+    with pytest.raises(programs.BuildError) as found:
+        programs.program("scan", "scan", K=64)
+    assert str(found.value) == "program scan was not built (RuntimeError: nvcc fatal: no sm_90a\nCommand: nvcc)"
+    assert found.value.__suppress_context__
+
+
+def test_what_nvcc_says_at_length_is_cut(tilelang):
+    def compile(made, **options):
+        raise RuntimeError("a" + "x" * 100_000 + "b")
+
+    tilelang.compile = compile
+    with pytest.raises(programs.BuildError) as found:
+        programs.program("scan", "scan", K=64)
+    assert len(str(found.value)) < 2200
+    assert re.search(r": ax+ \.\.\. x+b\)$", str(found.value))
+
+
+@pytest.mark.parametrize("chosen", [None, "7"])
+def test_a_build_does_not_wait_without_end(tilelang, monkeypatch, chosen):
+    monkeypatch.delenv(programs.PATIENCE, raising=False)
+    if chosen is not None:
+        monkeypatch.setenv(programs.PATIENCE, chosen)
+    seen = []
+    tilelang.compile = lambda made, **options: seen.append(os.environ[programs.PATIENCE])
+    programs.program("scan", "scan", K=64)
+    assert seen == [chosen or programs.SECONDS]
+    assert os.environ.get(programs.PATIENCE) == chosen
+
+
+def test_threads_build_one_after_the_other(tilelang):
+    now, most = [], []
+
+    def compile(made, **options):
+        now.append(made)
+        most.append(len(now))
+        time.sleep(0.02)
+        now.pop()
+
+    tilelang.compile = compile
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda K: programs.program("scan", "scan", K=K), range(4)))
+    assert most == [1, 1, 1, 1]
+
+
+def test_a_forked_child_can_build(tilelang):
+    tilelang.compile = lambda made, **options: made
+    with programs._building:
+        child = os.fork()
+        if not child:
+            os._exit(0 if programs.program("scan", "scan", K=64) == {"K": 64} else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError(13, "Permission denied", "/home/x/.tilelang"), "TILELANG_CACHE_DIR names a folder for its cache"),
+        (ImportError("libtvm.so: cannot open"), r"tilelang cannot be loaded \(ImportError: libtvm.so: cannot open\)"),
+    ],
+)
+def test_a_tilelang_that_cannot_be_loaded_stays_out_with_the_reason(monkeypatch, error, text):
+    class Broken:
+        def find_spec(self, name, path=None, target=None):
+            if name == "tilelang":
+                raise error
+
+    monkeypatch.delitem(sys.modules, "tilelang", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    works, reason = plugin.KDA().probe()
+    assert not works
+    assert re.search(text, reason)
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        ("0.1.14", "tilelang 0.1.14 is installed, supported: >=0.1.15,<0.2"),
+        ("0.1.15", None),
+        ("0.1.16.dev3", None),
+        ("0.2.0", "tilelang 0.2.0 is installed, supported: >=0.1.15,<0.2"),
+    ],
+)
+def test_it_wants_a_tilelang_that_it_was_written_for(monkeypatch, found, reason):
+    monkeypatch.setattr(devices, "has_module", lambda name: True)
+    monkeypatch.setattr(devices, "has_usable_nvcc", lambda: True)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: found)
+    assert plugin.KDA.is_available() is (reason is None)
+    assert plugin.KDA.unavailable_reason() == reason
+    pyproject = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'"tilelang{plugin.VERSIONS};' in pyproject
 
 
 def test_the_tables_as_measured():

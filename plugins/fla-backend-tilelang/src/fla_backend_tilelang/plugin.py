@@ -11,6 +11,8 @@ from typing import Any
 
 from fla.backends import Capability, Rejection, TileLangBackend, hookimpl
 
+#: As in pyproject.toml, for what is installed otherwise.
+VERSIONS = ">=0.1.15,<0.2"
 MIN_BOUND = -5.0
 ARCHITECTURE = (9, 0)
 CHUNK = 64
@@ -21,6 +23,20 @@ MIN_TOKENS = 16
 GRID_LIMIT, INDEX_LIMIT = 65535, 2**31
 
 Answer = tuple[bool, str | Rejection | None]
+
+
+def _version() -> str | None:
+    """Why the installed tilelang will not do. One without metadata (a source tree) has to."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    from packaging.specifiers import SpecifierSet
+
+    try:
+        found = version("tilelang")
+    except PackageNotFoundError:
+        return None
+    fits = SpecifierSet(VERSIONS).contains(found, prereleases=True)
+    return None if fits else f"tilelang {found} is installed, supported: {VERSIONS}"
 
 
 def _architecture(q: Any) -> str | None:
@@ -75,6 +91,25 @@ class TileLang(TileLangBackend):
         state_layouts=("k_first", "v_first"),
         backward=False,
     )
+
+    @classmethod
+    def is_available(cls) -> bool:
+        return super().is_available() and _version() is None
+
+    @classmethod
+    def unavailable_reason(cls) -> str | None:
+        """What is missing: tilelang, the version of it that the programs are written for, or nvcc."""
+        return super().unavailable_reason() or _version()
+
+    def probe(self) -> tuple[bool, str | None]:
+        """Whether tilelang can be loaded: it makes the folder of its cache when it is imported."""
+        try:
+            import tilelang  # noqa: F401
+        except OSError as error:
+            return False, f"tilelang cannot be loaded ({error}); TILELANG_CACHE_DIR names a folder for its cache"
+        except Exception as error:
+            return False, f"tilelang cannot be loaded ({type(error).__name__}: {error})"
+        return True, None
 
 
 class GatedDeltaRule(TileLang):

@@ -4,7 +4,12 @@ disk)."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
+import os
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,6 +18,39 @@ from torch import Tensor
 #: The only architecture that these programs are written for.
 TARGET = {"kind": "cuda", "arch": "sm_90a"}
 NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
+#: What the first stage writes. float16 has no room for states and what follows from them, so there it is bfloat16 too.
+TILE = torch.bfloat16
+#: tilelang waits for nvcc without end unless this variable, in seconds, says otherwise. A program takes it 4 to 9.
+PATIENCE, SECONDS = "TILELANG_COMPILE_TIMEOUT_SECONDS", "300"
+#: Characters of what nvcc said that an error keeps: tilelang puts the whole source of a program before it.
+SHOWN = 2000
+
+_building = threading.Lock()
+
+
+def _renew() -> None:
+    # In a forked child the lock may be held by a thread that is not there.
+    global _building
+    _building = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew)
+
+
+class BuildError(RuntimeError):
+    """A program was not built."""
+
+
+@contextlib.contextmanager
+def _patience() -> Iterator[None]:
+    if os.environ.get(PATIENCE):
+        yield
+        return
+    os.environ[PATIENCE] = SECONDS
+    try:
+        yield
+    finally:
+        os.environ.pop(PATIENCE, None)
 
 
 @functools.cache
@@ -20,14 +58,21 @@ def program(module: str, name: str, **choices: Any) -> Any:
     """Program `name` of `kernels.<module>`, compiled for the card.
 
     Raises:
-        Exception: whatever tilelang or nvcc raise; the framework quarantines a backend that fails.
+        BuildError: tilelang or nvcc failed or took too long; the framework then leaves such calls to core.
     """
-    import importlib
-
     import tilelang
 
-    made = getattr(importlib.import_module(f"fla_backend_tilelang.kernels.{module}"), name)(**choices)
-    return tilelang.compile(made, target=TARGET, pass_configs={tilelang.PassConfigKey.TL_ENABLE_FAST_MATH: True})
+    with _building, _patience():
+        try:
+            made = getattr(importlib.import_module(f"fla_backend_tilelang.kernels.{module}"), name)(**choices)
+            return tilelang.compile(
+                made, target=TARGET, pass_configs={tilelang.PassConfigKey.TL_ENABLE_FAST_MATH: True}
+            )
+        except Exception as error:
+            text = str(error).rpartition("Compilation error:")[2].partition("\nSource:")[0].strip()
+            text = text if len(text) <= SHOWN else f"{text[: SHOWN // 2]} ... {text[-SHOWN // 2 :]}"
+            # Without the cause, whose text is the source.
+            raise BuildError(f"program {name} was not built ({type(error).__name__}: {text})") from None
 
 
 @functools.lru_cache(maxsize=64)
