@@ -220,7 +220,7 @@ def _ways(args: argparse.Namespace, model: Any, prompt: Any) -> Iterator[tuple[s
         for _ in range(args.warmup):
             generate(4, **kwargs)
         # Less a run of 2 tokens: the prompt, and what is captured once.
-        short = min(generate(2, **kwargs) for _ in range(2))
+        short = min(generate(2, **kwargs) for _ in range(3))
         long = min(generate(args.decode_steps + 2, **kwargs) for _ in range(2))
         yield way, args.decode_steps, long - short
 
