@@ -36,10 +36,11 @@ def strided(*shape, dtype=torch.bfloat16):
     return torch.zeros(*shape, 3, dtype=dtype)[..., 1]
 
 
-def call(engine, make, B=1, T=70, cu=None, initial=None, final=True, v_first=False):
+def call(engine, make, B=1, T=70, cu=None, initial=None, final=True, v_first=False, dtype=torch.bfloat16):
     wide = engine is vector
-    g = make(B, T, HV, K) if wide else make(B, T, HV, dtype=torch.float32)
-    x = (make(B, T, H, K), make(B, T, H, K), make(B, T, HV, V), g, make(B, T, HV))
+    g = make(B, T, HV, K, dtype=dtype) if wide else make(B, T, HV, dtype=torch.float32)
+    x = (make(B, T, H, K, dtype=dtype), make(B, T, H, K, dtype=dtype), make(B, T, HV, V, dtype=dtype), g)
+    x += (make(B, T, HV, dtype=dtype),)
     bias = make(HV, K, dtype=torch.float32) if wide else make(1, HV)
     gate = (make(1, 1, HV, 1, dtype=torch.float32), bias, *((-5.0,) if wide else ()))
     return engine.forward(*x, None, initial, final, v_first, cu, *gate, SWITCHES)
@@ -65,6 +66,21 @@ def test_every_tensor_is_contiguous_and_aligned(launched, engine, make, cu):
     prep = launched[0][2]
     assert 2.0 in [x for x in prep if isinstance(x, float)]  # the factor of the sigmoid
     assert launched[0][1]["group"] == HV // H
+
+
+@pytest.mark.parametrize("engine", [scalar, vector], ids=["gdn", "kda"])
+def test_float16_is_in_the_inputs_and_outputs_alone(launched, engine):
+    """It has no room for states and what follows from them."""
+    o, _ = call(engine, strided, dtype=torch.float16)
+    assert o.dtype == torch.float16
+    prep, *scans = launched
+    assert prep[1]["dtype"] == "float16"
+    written = [x for x in prep[2] if isinstance(x, torch.Tensor) and x.shape[1:2] == (HV,) and x.dim() > 3]
+    assert {x.dtype for x in written} == {torch.bfloat16, torch.float32}
+    for _, choices, (q, k, kk, v, Tm, A, *_) in scans:
+        assert choices["dtype"] == "float16"
+        assert v.dtype == torch.float16
+        assert {x.dtype for x in (q, k, kk, Tm, A)} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("engine", [scalar, vector], ids=["gdn", "kda"])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fla.ops._common.launch import aligned, on_device
-from fla_backend_tilelang.programs import NAMES, blank, choose_block, program
+from fla_backend_tilelang.programs import NAMES, TILE, blank, choose_block, program
 from fla_backend_tilelang.timepass import Pass, run_pass
 from fla_backend_tilelang.tokens import Tokens
 
@@ -61,7 +61,7 @@ def forward(
         q, k, v = (aligned(x).view(rows, x.shape[2], x.shape[3]) for x in (q, k, v))
         beta = aligned(beta).view(rows, HV)
         gates = beta if g is None else aligned(g).view(rows, HV)
-        tiles = q.new_empty(2, tokens.chunks, HV, CHUNK, CHUNK)
+        Tm, A = q.new_empty(2, tokens.chunks, HV, CHUNK, CHUNK, dtype=TILE)
         scalars = q.new_empty(tokens.chunks, HV, 4, CHUNK, dtype=torch.float32)
         one = blank(q.device, torch.float32, 1)
         prepare = program(
@@ -85,12 +85,13 @@ def forward(
             one if A_log is None else aligned(A_log.reshape(-1).float()),
             one if dt_bias is None else aligned(dt_bias.reshape(-1).float()),
             tokens.table(q.device),
-            tiles[0],
-            tiles[1],
+            Tm,
+            A,
             scalars,
             K**-0.5 if scale is None else float(scale),
             2.0 if switches.negative else 1.0,
         )
         block = choose_block(V, tokens.sequences * HV, q.device)
-        o, final = run_pass(task, q, k, k, v, tiles[0], tiles[1], scalars, CHUNK, block, STAGES, vector=False)
+        q, k = q.to(TILE), k.to(TILE)
+        o, final = run_pass(task, q, k, k, v, Tm, A, scalars, CHUNK, block, STAGES, vector=False)
     return o.view(B, T, HV, V), final

@@ -81,7 +81,7 @@ def run_pass(
             BV=block,
             C=chunk,
             stages=stages,
-            dtype=NAMES[q.dtype],
+            dtype=NAMES[v.dtype],
             vector=vector,
             varlen=tokens.packed,
             initial=initial,

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from fla.ops._common.launch import aligned, on_device
-from fla_backend_tilelang.programs import NAMES, blank, choose_block, program
+from fla_backend_tilelang.programs import NAMES, TILE, blank, choose_block, program
 from fla_backend_tilelang.scalar import Switches
 from fla_backend_tilelang.timepass import Pass, run_pass
 from fla_backend_tilelang.tokens import Tokens
 
-TILE, CHUNK, STAGES, FIT = 64, 32, 3, 3
+ROWS, CHUNK, STAGES, FIT = 64, 32, 3, 3
 
 
 def forward(
@@ -44,16 +44,16 @@ def forward(
     B, T, H, K = q.shape
     HV, V = v.shape[2:]
     with on_device(q):
-        tokens = Tokens.of(B, T, TILE, cu_seqlens, CHUNK)
+        tokens = Tokens.of(B, T, ROWS, cu_seqlens, CHUNK)
         task = Pass(tokens, q, HV, V, initial_state, output_final_state, state_v_first)
         if tokens.empty or HV == 0:
             return task.nothing(v)
         rows = B * T
         q, k, v, g = (aligned(x).view(rows, x.shape[2], x.shape[3]) for x in (q, k, v, g))
         beta = aligned(beta).view(rows, HV)
-        kd, ku, qd = q.new_empty(3, tokens.chunks, HV, TILE, K)
-        Tm, A = q.new_empty(2, tokens.chunks, HV, TILE, CHUNK)
-        ends = q.new_empty(tokens.chunks, HV, TILE // CHUNK, K, dtype=torch.float32)
+        kd, ku, qd = q.new_empty(3, tokens.chunks, HV, ROWS, K, dtype=TILE)
+        Tm, A = q.new_empty(2, tokens.chunks, HV, ROWS, CHUNK, dtype=TILE)
+        ends = q.new_empty(tokens.chunks, HV, ROWS // CHUNK, K, dtype=torch.float32)
         prepare = program(
             "vector_prep",
             "vector_prep",

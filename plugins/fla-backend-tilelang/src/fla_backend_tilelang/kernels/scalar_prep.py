@@ -2,15 +2,15 @@
 # mypy: ignore-errors
 """First stage of the gated delta rule with a decay per head: what a chunk needs besides the caller's q, k and v.
 
-One program a chunk of 64 tokens and value head writes ``T = (I + stril(k k^T ...))^-1``, ``A = tril(q k^T ...)`` in the
-dtype of q, with norms, decay, scale and write strength folded in, and four fp32 scalars of each token: what multiplies
+One program a chunk of 64 tokens and value head writes ``T = (I + stril(k k^T ...))^-1``, ``A = tril(q k^T ...)`` in
+bfloat16, with norms, decay, scale and write strength folded in, and four fp32 scalars of each token: what multiplies
 q S, k S and the update of the state, and the decay of the chunk. Norms come off the diagonals of k k^T and q q^T: q and
 k go from memory to the tensor cores untouched.
 """
 
 import tilelang.language as T
 
-from fla_backend_tilelang.kernels.inverse import BLOCK, F16, F32, inverse
+from fla_backend_tilelang.kernels.inverse import BF, BLOCK, F16, F32, inverse, inverse_wide
 
 C = 64
 LOG2E = 1.4426950408889634
@@ -27,7 +27,8 @@ def scalar_prep(K, dtype, g_dtype, beta_dtype, group, norm, gate, bias, sigmoid)
     rows, H, HV, NT = (T.dynamic(name) for name in ("rows", "H", "HV", "NT"))
     heads_a, heads_b, g_rows = (T.dynamic(name) for name in ("heads_a", "heads_b", "g_rows"))
     by_row = T.GemmWarpPolicy.FullRow
-    invert = inverse(C)
+    invert = inverse(C) if norm else inverse_wide(C)
+    room = F16 if norm else BF
 
     @T.prim_func
     def delta_scalar_prep(
@@ -38,8 +39,8 @@ def scalar_prep(K, dtype, g_dtype, beta_dtype, group, norm, gate, bias, sigmoid)
         A_log: T.Tensor((heads_a,), F32),
         dt_bias: T.Tensor((heads_b,), F32),
         table: T.Tensor((NT, 4), "int32"),
-        Tm: T.Tensor((NT, HV, C, C), dtype),
-        A: T.Tensor((NT, HV, C, C), dtype),
+        Tm: T.Tensor((NT, HV, C, C), BF),
+        A: T.Tensor((NT, HV, C, C), BF),
         SC: T.Tensor((NT, HV, 4, C), F32),
         scale: T.float32,
         beta_scale: T.float32,
@@ -48,11 +49,14 @@ def scalar_prep(K, dtype, g_dtype, beta_dtype, group, norm, gate, bias, sigmoid)
             T.annotate_min_blocks_per_sm(4)
             k_s = T.alloc_shared((C, K), dtype)
             q_s = T.alloc_shared((C, K), dtype)
-            X_s = T.alloc_shared((C, C), F16)
-            P_s = T.alloc_shared((C, C), F16)
+            X_s = T.alloc_shared((C, C), room)
+            P_s = T.alloc_shared((C, C), room)
+            if not norm:
+                Y_s = T.alloc_shared((C, C), room)
+                Q_s = T.alloc_shared((C, C), room)
             D_s = T.alloc_shared((C, BLOCK), F32)
-            a_s = T.alloc_shared((C, C), dtype)
-            t_s = T.alloc_shared((C, C), dtype)
+            a_s = T.alloc_shared((C, C), BF)
+            t_s = T.alloc_shared((C, C), BF)
             g_s = T.alloc_shared((C,), F32)
             G_s = T.alloc_shared((C,), F32)
             b_s = T.alloc_shared((C,), F32)
@@ -67,7 +71,9 @@ def scalar_prep(K, dtype, g_dtype, beta_dtype, group, norm, gate, bias, sigmoid)
             L = T.alloc_fragment((C, C), F32)
             P = T.alloc_fragment((C, C), F32)
             E = T.alloc_fragment((C, C), F32)
-            M = T.alloc_fragment((C, C), F16)
+            M = T.alloc_fragment((C, C), room)
+            if not norm:
+                N = T.alloc_fragment((C, C), room)
             x = T.alloc_local((BLOCK,), F32)
             line = T.alloc_local((BLOCK,), F32)
             tx = T.get_thread_binding()
@@ -136,7 +142,10 @@ def scalar_prep(K, dtype, g_dtype, beta_dtype, group, norm, gate, bias, sigmoid)
                     D_s[i, j % BLOCK] = L[i, j]
             T.copy(P, a_s)
             T.copy(a_s, A[it, h, :, :])
-            invert(L, D_s, X_s, M, P, P_s, x, line, tx)
+            if norm:
+                invert(L, D_s, X_s, M, P, P_s, x, line, tx)
+            else:
+                invert(L, D_s, X_s, Y_s, M, N, P, P_s, Q_s, x, line, tx)
             T.copy(X_s, t_s)
             T.copy(t_s, Tm[it, h, :, :])
 

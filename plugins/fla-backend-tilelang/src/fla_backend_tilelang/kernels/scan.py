@@ -12,13 +12,16 @@ while one or two warp groups compute, each on 64 rows of ``S^T`` and neither wai
 With a decay per head (``VECTOR`` False) q and k are the caller's, kk is k, and ck, cq, cu and e^(G_L) are scalars of a
 token or chunk. With a decay per channel the first stage wrote scaled tiles, ck = cq = cu = 1, and e^(G_L) is a vector.
 
+float16 has no room for states and what follows from them: there all tiles but those of v and o are bfloat16, and v is
+the sum of two numbers in bfloat16, which is exact.
+
 A ragged last chunk is the business of a second launch (``TAIL``) that takes the state up where this one left it: TMA
 tiles would reach into the next sequence.
 """
 
 import tilelang.language as T
 
-F32, I32 = "float32", "int32"
+BF, F32, I32 = "bfloat16", "float32", "int32"
 
 
 def scan(K, V, BV, C, stages, dtype, vector, varlen, initial, final, tail):
@@ -39,7 +42,15 @@ def scan(K, V, BV, C, stages, dtype, vector, varlen, initial, final, tail):
         T.clear(ks)
         T.gemm(Sb, k_s, ks, transpose_B=True, policy=by_row)
         T.clear(u)
-        T.gemm(v_s, t_s, u, transpose_A=True, transpose_B=True, policy=by_row)
+        if dtype == BF:
+            T.gemm(v_s, t_s, u, transpose_A=True, transpose_B=True, policy=by_row)
+        else:
+            for i, j in T.Parallel(BV, C):
+                ub[i, j] = v_s[j, i]
+            T.gemm(ub, t_s, u, transpose_B=True, policy=by_row)
+            for i, j in T.Parallel(BV, C):
+                ub[i, j] = T.cast(v_s[j, i], F32) - T.cast(T.cast(v_s[j, i], BF), F32)
+            T.gemm(ub, t_s, u, transpose_B=True, policy=by_row)
         for i, j in T.Parallel(BV, C):
             ksb[i, j] = -ks[i, j] if vector else -ks[i, j] * sc_s[1, j]
         T.gemm(ksb, t_s, u, transpose_B=True, policy=by_row)
@@ -59,12 +70,12 @@ def scan(K, V, BV, C, stages, dtype, vector, varlen, initial, final, tail):
 
     @T.prim_func
     def delta_scan(
-        q: T.Tensor(keys, dtype),
-        k: T.Tensor(keys, dtype),
-        kk: T.Tensor(keys, dtype),
+        q: T.Tensor(keys, BF),
+        k: T.Tensor(keys, BF),
+        kk: T.Tensor(keys, BF),
         v: T.Tensor((rows, HV, V), dtype),
-        Tm: T.Tensor((NT, HV, 64, C), dtype),
-        A: T.Tensor((NT, HV, 64, C), dtype),
+        Tm: T.Tensor((NT, HV, 64, C), BF),
+        A: T.Tensor((NT, HV, 64, C), BF),
         SC: T.Tensor(scalars, F32),
         cu: T.Tensor((cuts,), I32),
         offsets: T.Tensor((first_cuts,), I32),
@@ -80,21 +91,21 @@ def scan(K, V, BV, C, stages, dtype, vector, varlen, initial, final, tail):
                 T.annotate_min_blocks_per_sm(2)
                 T.annotate_producer_reg_dealloc(24)
                 T.annotate_consumer_reg_alloc(232)
-            k_s = T.alloc_shared((C, K), dtype)
-            q_s = T.alloc_shared((C, K), dtype)
+            k_s = T.alloc_shared((C, K), BF)
+            q_s = T.alloc_shared((C, K), BF)
             v_s = T.alloc_shared((C, BV), dtype)
-            t_s = T.alloc_shared((C, C), dtype)
-            a_s = T.alloc_shared((C, C), dtype)
+            t_s = T.alloc_shared((C, C), BF)
+            a_s = T.alloc_shared((C, C), BF)
             sc_s = T.alloc_shared((K,) if vector else (4, C), F32)
             o_s = T.alloc_shared((C, BV), dtype)
             S = T.alloc_fragment((BV, K), F32)
-            Sb = T.alloc_fragment((BV, K), dtype)
+            Sb = T.alloc_fragment((BV, K), BF)
             ks = T.alloc_fragment((BV, C), F32)
-            ksb = T.alloc_fragment((BV, C), dtype)
+            ksb = T.alloc_fragment((BV, C), BF)
             u = T.alloc_fragment((BV, C), F32)
-            ub = T.alloc_fragment((BV, C), dtype)
+            ub = T.alloc_fragment((BV, C), BF)
             oo = T.alloc_fragment((BV, C), F32)
-            kk_s = T.alloc_shared((C, K), dtype) if vector else k_s
+            kk_s = T.alloc_shared((C, K), BF) if vector else k_s
             hq = h if vector else T.truncdiv(h * HQ, HV)
             bos = cu[n] if varlen else n * length
             size = cu[n + 1] - cu[n] if varlen else length
@@ -144,9 +155,9 @@ def scan(K, V, BV, C, stages, dtype, vector, varlen, initial, final, tail):
                         T.copy(q[first + full // split, h, (full % split) * C : (full % split) * C + C, :], q_s)
                     else:
                         for i, j in T.Parallel(C, K):
-                            k_s[i, j] = T.if_then_else(i < rest, k[row + i, hq, j], T.cast(0, dtype))
+                            k_s[i, j] = T.if_then_else(i < rest, k[row + i, hq, j], T.cast(0, BF))
                         for i, j in T.Parallel(C, K):
-                            q_s[i, j] = T.if_then_else(i < rest, q[row + i, hq, j], T.cast(0, dtype))
+                            q_s[i, j] = T.if_then_else(i < rest, q[row + i, hq, j], T.cast(0, BF))
                     for i, j in T.Parallel(C, BV):
                         v_s[i, j] = T.if_then_else(i < rest, v[row + i, h, bv * BV + j], T.cast(0, dtype))
                     T.copy(Tm[first + full // split, h, (full % split) * C : (full % split) * C + C, :], t_s)

@@ -14,11 +14,10 @@ pairs that are selected away. Sums over tokens are matrix products with 0 and 1,
 import tilelang.language as T
 from tilelang.layout import make_swizzled_layout
 
-from fla_backend_tilelang.kernels.inverse import BLOCK, F16, F32, inverse
+from fla_backend_tilelang.kernels.inverse import BF, BLOCK, F16, F32, inverse, inverse_wide
 from fla_backend_tilelang.kernels.scalar_prep import EPS, LOG2E
 
 C, R = 32, 64
-BF = "bfloat16"
 SHIFT = 116.0
 UNSHIFT = 2.0**-116
 LOWEST = -5.0
@@ -33,9 +32,10 @@ def vector_prep(K, dtype, g_dtype, beta_dtype, group, norm, gate, rate, bias, si
     rows, H, HV, NT = (T.dynamic(name) for name in ("rows", "H", "HV", "NT"))
     heads_a, heads_b = (T.dynamic(name) for name in ("heads_a", "heads_b"))
     by_row = T.GemmWarpPolicy.FullRow
-    invert = inverse(C)
+    invert = inverse(C) if norm else inverse_wide(C)
+    room = F16 if norm else BF
     # Gates in the dtype of the tiles come with them.
-    own = g_dtype == dtype
+    own = g_dtype == dtype == BF
 
     @T.prim_func
     def delta_vector_prep(
@@ -46,11 +46,11 @@ def vector_prep(K, dtype, g_dtype, beta_dtype, group, norm, gate, rate, bias, si
         A_log: T.Tensor((heads_a,), F32),
         dt_bias: T.Tensor((heads_b, K), F32),
         table: T.Tensor((NT, 4), "int32"),
-        KD: T.Tensor((NT, HV, R, K), dtype),
-        KU: T.Tensor((NT, HV, R, K), dtype),
-        QD: T.Tensor((NT, HV, R, K), dtype),
-        Tm: T.Tensor((NT, HV, R, C), dtype),
-        A: T.Tensor((NT, HV, R, C), dtype),
+        KD: T.Tensor((NT, HV, R, K), BF),
+        KU: T.Tensor((NT, HV, R, K), BF),
+        QD: T.Tensor((NT, HV, R, K), BF),
+        Tm: T.Tensor((NT, HV, R, C), BF),
+        A: T.Tensor((NT, HV, R, C), BF),
         SC: T.Tensor((NT, HV, 2, K), F32),
         scale: T.float32,
         beta_scale: T.float32,
@@ -62,13 +62,16 @@ def vector_prep(K, dtype, g_dtype, beta_dtype, group, norm, gate, rate, bias, si
             q_s = T.alloc_shared((R, K), dtype)
             g_s = T.alloc_shared((R, K), F16)
             kc_s = T.alloc_shared((R, K), BF)
-            out_s = T.alloc_shared((R, K), dtype)
+            out_s = T.alloc_shared((R, K), BF)
             # Ends of the two chunks, and write strengths.
             e_s = T.alloc_shared((3, K), F32)
-            X_s = T.alloc_shared((R, R), F16)
-            P_s = T.alloc_shared((R, R), F16)
+            X_s = T.alloc_shared((R, R), room)
+            P_s = T.alloc_shared((R, R), room)
+            if not norm:
+                Y_s = T.alloc_shared((R, R), room)
+                Q_s = T.alloc_shared((R, R), room)
             D_s = T.alloc_shared((R, BLOCK), F32)
-            at_s = T.alloc_shared((2, R, C), dtype)
+            at_s = T.alloc_shared((2, R, C), BF)
             rk_s = T.alloc_shared((R,), F32)
             rq_s = T.alloc_shared((R,), F32)
             d_s = T.alloc_shared((R,), F32)
@@ -78,11 +81,14 @@ def vector_prep(K, dtype, g_dtype, beta_dtype, group, norm, gate, rate, bias, si
             b_i = T.alloc_fragment((R,), F32)
             G = T.alloc_fragment((R, K), F32)
             left = T.alloc_fragment((R, K), BF)
-            stage = T.alloc_fragment((R, K), dtype)
+            stage = T.alloc_fragment((R, K), BF)
             gates = T.alloc_fragment((R, K), F16)
             L = T.alloc_fragment((R, R), F32)
             P = T.alloc_fragment((R, R), F32)
-            M = T.alloc_fragment((R, R), F16)
+            M = T.alloc_fragment((R, R), room)
+            if not norm:
+                ones = T.alloc_fragment((R, R), F16)
+                N = T.alloc_fragment((R, R), room)
             x = T.alloc_local((BLOCK,), F32)
             line = T.alloc_local((BLOCK,), F32)
             tx = T.get_thread_binding()
@@ -168,10 +174,16 @@ def vector_prep(K, dtype, g_dtype, beta_dtype, group, norm, gate, rate, bias, si
             for i in T.Parallel(R):
                 b_i[i] = e_s[2, i]
             # Up to each token and with it.
-            for i, j in T.Parallel(R, R):
-                M[i, j] = T.Select((j <= i) and (i // C == j // C), T.float32(1), T.float32(0))
-            T.clear(G)
-            T.gemm(M, g_s, G, policy=by_row)
+            if norm:
+                for i, j in T.Parallel(R, R):
+                    M[i, j] = T.Select((j <= i) and (i // C == j // C), T.float32(1), T.float32(0))
+                T.clear(G)
+                T.gemm(M, g_s, G, policy=by_row)
+            else:
+                for i, j in T.Parallel(R, R):
+                    ones[i, j] = T.Select((j <= i) and (i // C == j // C), T.float32(1), T.float32(0))
+                T.clear(G)
+                T.gemm(ones, g_s, G, policy=by_row)
             for i, j in T.Parallel(R, K):
                 if i % C == C - 1:
                     e_s[i // C, j] = T.exp2(G[i, j] + SHIFT)
@@ -198,8 +210,14 @@ def vector_prep(K, dtype, g_dtype, beta_dtype, group, norm, gate, rate, bias, si
             for i, j in T.Parallel(R, K):
                 left[i, j] = T.cast(q_s[i, j], F32) * (q_i[i] * G[i, j])
                 stage[i, j] = T.cast(q_s[i, j], F32) * (q_i[i] * G[i, j]) * UNSHIFT
-            T.copy(stage, k_s)
-            T.tma_copy(k_s, QD[it, h, :, :])
+            if dtype == BF:
+                T.copy(stage, k_s)
+                T.tma_copy(k_s, QD[it, h, :, :])
+            else:
+                T.tma_store_wait(0)
+                T.sync_threads()
+                T.copy(stage, out_s)
+                T.tma_copy(out_s, QD[it, h, :, :])
             T.clear(P)
             T.gemm(left, kc_s, P, transpose_B=True, policy=by_row)
             # What follows may lie where those tiles do.
@@ -214,9 +232,16 @@ def vector_prep(K, dtype, g_dtype, beta_dtype, group, norm, gate, rate, bias, si
             for i, j in T.Parallel(R, R):
                 if i // BLOCK == j // BLOCK:
                     D_s[i, j % BLOCK] = L[i, j]
-            invert(L, D_s, X_s, M, P, P_s, x, line, tx)
-            for i, j in T.Parallel(R, C):
-                at_s[1, i, j] = T.cast(X_s[i, (i // C) * C + j], F32) * e_s[2, (i // C) * C + j]
+            if norm:
+                invert(L, D_s, X_s, M, P, P_s, x, line, tx)
+                for i, j in T.Parallel(R, C):
+                    at_s[1, i, j] = T.cast(X_s[i, (i // C) * C + j], F32) * e_s[2, (i // C) * C + j]
+            else:
+                invert(L, D_s, X_s, Y_s, M, N, P, P_s, Q_s, x, line, tx)
+                for i, j in T.Parallel(R, C):
+                    at_s[1, i, j] = (
+                        T.cast(X_s[i, (i // C) * C + j], F32) + T.cast(Y_s[i, (i // C) * C + j], F32)
+                    ) * e_s[2, (i // C) * C + j]
             T.copy(at_s[1, :, :], Tm[it, h, :, :])
 
     return delta_vector_prep
