@@ -41,6 +41,9 @@ class OnTheCPU(plugin.Ascend):
     def unavailable_reason(cls):
         return None
 
+    def probe(self):
+        return True
+
 
 for operation in plugin.COVERED:
     register(operation, OnTheCPU(operation))

@@ -49,12 +49,13 @@ def call(op, T=70, H=2, HV=None, K=32, V=48, **changes):
 
 def results(run, x, dtype):
     """Outputs, final states, and gradients of all tensors."""
-    x = {n: t.detach().to(dtype).requires_grad_() if isinstance(t, torch.Tensor) else t for n, t in x.items()}
+    real = {n: t for n, t in x.items() if isinstance(t, torch.Tensor) and t.is_floating_point()}
+    x = {**x, **{n: t.detach().to(dtype).requires_grad_() for n, t in real.items()}}
     o, final = run(**x)
     torch.manual_seed(1)
     weights = [torch.randn(y.shape, dtype=torch.float64) for y in (o, final)]
     (o.double() * weights[0]).sum().add((final.double() * weights[1]).sum()).backward()
-    return {"o": o, "final": final, **{n: t.grad for n, t in x.items() if isinstance(t, torch.Tensor)}}
+    return {"o": o, "final": final, **{n: x[n].grad for n in real}}
 
 
 def compare(op, x, limit=GRID_LIMIT):
@@ -79,6 +80,16 @@ def compare(op, x, limit=GRID_LIMIT):
 )
 def test_forward_and_backward_equal_float64(op):
     compare(op, call(op))
+
+
+@pytest.mark.parametrize(
+    "op", [chunk_kda, chunk_gated_delta_rule, chunk_gla, chunk_simple_gla], ids=lambda f: f.__name__
+)
+def test_packed_sequences_odd_sizes_grouped_heads_and_states_with_values_first(op):
+    HV = 4 if op in (chunk_kda, chunk_gated_delta_rule) else 2
+    x = call(op, T=75, HV=HV, K=20, V=40, cu_seqlens=torch.tensor([0, 5, 5, 75]), state_v_first=True)
+    torch.manual_seed(2)
+    compare(op, {**x, "initial_state": torch.randn(3, HV, 40, 20)})
 
 
 @pytest.mark.parametrize("op", [chunk_gated_delta_rule, chunk_simple_gla], ids=lambda f: f.__name__)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import subprocess
 import sys
@@ -79,6 +80,9 @@ def test_wide_keys_in_float32_do_not_fit():
     verify = plugin.Ascend("kda").chunk_kda_verifier
     x = torch.empty(1, 8, 2, 256)
     assert verify(x, x, x, x, x[..., 0]) == (False, "K may be up to 128 in float32 (unified buffer), got 256")
+    # What float16 does not hold is done in float32.
+    halves = (t.half() for t in (x, x, x, x, x[..., 0]))
+    assert verify(*halves) == (False, "K may be up to 128 in float16 (unified buffer), got 256")
     assert verify(*(t.bfloat16() for t in (x, x, x, x, x[..., 0]))) == (True, None)
 
 
@@ -102,6 +106,9 @@ def here(monkeypatch):
         @classmethod
         def unavailable_reason(cls):
             return None
+
+        def probe(self):
+            return True
 
     made = OnTheCPU("simple_gla")
     made.chunk_simple_gla = _marked()
@@ -142,3 +149,58 @@ def test_without_the_backend_an_npu_is_left_to_pytorch(monkeypatch, pinned):
             refusal = path.refusal(facts, pinned=pinned)
             assert refusal.code == "unavailable"
             assert "on npu Triton needs fla-backend-ascend, which cuts launches" in str(refusal)
+
+
+def test_calls_run_on_the_device_of_their_tensors_without_autocast(monkeypatch):
+    entered = []
+
+    @contextlib.contextmanager
+    def note(*what, **options):
+        entered.append((*what, *options.values()))
+        yield
+
+    q = types.SimpleNamespace(device=types.SimpleNamespace(type="npu", index=1))
+    monkeypatch.setattr(torch, "npu", types.SimpleNamespace(device=note), raising=False)
+    monkeypatch.setattr(torch, "autocast", note)
+    with plugin.surroundings(q):
+        assert entered == [(q.device,), ("npu", False)]
+    with plugin.surroundings(torch.empty(0)):
+        assert len(entered) == 2
+
+
+def test_on_an_npu_launches_go_through_triton_itself(monkeypatch):
+    from fla.ops._common import policy
+    from fla.ops._common.launch import Launcher
+
+    monkeypatch.setattr(Launcher, "remember", True)
+    monkeypatch.setattr(policy, "_described", {})
+    plugin._describe()
+    assert Launcher.remember
+    monkeypatch.setattr(devices, "accelerators", lambda: ("npu",))
+    plugin._describe()
+    assert not Launcher.remember
+    assert set(policy._described) == {"npu"}
+
+
+def test_the_probe_wants_a_driver_and_no_capture(monkeypatch):
+    monkeypatch.setattr(devices, "has_triton_driver", lambda kind: False)
+    assert plugin.Ascend("kda").probe() == (False, "triton has no driver for NPUs; pip install triton-ascend")
+    monkeypatch.setattr(devices, "has_triton_driver", lambda kind: True)
+    npu = types.SimpleNamespace(is_current_stream_capturing=lambda: True)
+    monkeypatch.setattr(torch, "npu", npu, raising=False)
+    assert "under capture of a graph" in plugin.Ascend("kda").probe()[1]
+
+
+@pytest.mark.parametrize("operation", plugin.COVERED)
+def test_the_probe_asks_every_function_and_stops_at_what_is_wrong(monkeypatch, operation):
+    from fla_backend_ascend import proof
+
+    asked = []
+    monkeypatch.setattr(devices, "has_triton_driver", lambda kind: True)
+    monkeypatch.setattr(torch, "npu", types.SimpleNamespace(current_device=lambda: 0), raising=False)
+    monkeypatch.setattr(torch, "device", lambda *what: what)
+    monkeypatch.setattr(proof, "proof", lambda op, run, device: asked.append((op.fn.__name__, device)) or (True, None))
+    assert plugin.Ascend(operation).probe() == (True, None)
+    assert asked == [(name, ("npu", 0)) for name in plugin.COVERED[operation]]
+    monkeypatch.setattr(proof, "proof", lambda *call: (False, "wrong"))
+    assert plugin.Ascend(operation).probe() == (False, "wrong")

@@ -7,8 +7,9 @@ made when a function is first asked for, from the op's signature and its Triton 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from fla.backends import Capability, TritonAscendBackend, devices, hookimpl
@@ -22,7 +23,8 @@ COVERED = {
 }
 VERIFIER = "_verifier"
 MAX_HEAD_DIM = 256
-#: K of kda in float32: the tiles of its scans do not fit a unified buffer of 192 KiB beyond.
+#: K of kda in float32, and in float16, whose calls have a form in float32 for what float16 does not hold: the tiles of
+#: its scans do not fit a unified buffer of 192 KiB beyond.
 MAX_WIDE_K = 128
 
 Answer = tuple[bool, str | None]
@@ -51,6 +53,25 @@ class Ascend(TritonAscendBackend):
             return "module triton is not installed; pip install triton-ascend"
         return None if "npu" in devices.accelerators() else "there is no NPU"
 
+    def probe(self) -> tuple[bool, str | None]:
+        """Small calls of every function, compared with PyTorch on the CPU, once."""
+        import torch
+
+        from fla_backend_ascend.proof import proof
+
+        if not devices.has_triton_driver("npu"):
+            return False, "triton has no driver for NPUs; pip install triton-ascend"
+        npu = getattr(torch, "npu")  # noqa: B009  # torch_npu puts it there
+        if getattr(npu, "is_current_stream_capturing", lambda: False)():
+            return False, "its first call came under capture of a graph; call the op once before"
+        for function in COVERED[self.operation]:
+            answer = proof(
+                _op(self.operation, function), getattr(self, function), torch.device("npu", npu.current_device())
+            )
+            if not answer[0]:
+                return answer
+        return True, None
+
     def __getattr__(self, name: str) -> Callable[..., Any]:
         operation = self.__dict__.get("operation")
         function = name.removesuffix(VERIFIER)
@@ -74,19 +95,36 @@ def _implementation(operation: str, function: str) -> Callable[..., Any]:
         _describe()
         bound = op.signature.bind(*values, **named)
         bound.apply_defaults()
-        return in_parts(core_path(op), dict(bound.arguments))
+        with surroundings(bound.arguments["q"]):
+            return in_parts(core_path(op), dict(bound.arguments))
 
     run.__signature__ = op.signature  # type: ignore[attr-defined]
     run.__name__ = function
     return run
 
 
+@contextlib.contextmanager
+def surroundings(q: Any) -> Iterator[None]:
+    """The device of `q` as the current one, and autocast off. Core sees to both on devices that it knows."""
+    import torch
+
+    if q.device.type != "npu":
+        yield
+        return
+    with getattr(torch, "npu").device(q.device), torch.autocast("npu", enabled=False):  # noqa: B009
+        yield
+
+
 def _describe() -> None:
     """Core asks this plugin about NPUs from now on; in the backward pass too, so it is not taken back."""
     from fla.ops._common import policy
+    from fla.ops._common.launch import Launcher
     from fla_backend_ascend import chips
 
     policy.describe_chip("npu", chips.chip_of)
+    if "npu" in devices.accelerators():
+        # Core's short way from a compiled kernel to its launch is written against NVIDIA's and AMD's launchers.
+        Launcher.remember = False
 
 
 def core_path(op: Any) -> Callable[..., Any]:
@@ -103,8 +141,9 @@ def _verifier(operation: str, function: str) -> Callable[..., Any]:
         bound = op.signature.bind(*values, **named)
         bound.apply_defaults()
         q = bound.arguments["q"]
-        if operation == "kda" and str(q.dtype) == "torch.float32" and q.shape[-1] > MAX_WIDE_K:
-            return False, f"K may be up to {MAX_WIDE_K} in float32 (unified buffer), got {q.shape[-1]}"
+        if operation == "kda" and str(q.dtype) != "torch.bfloat16" and q.shape[-1] > MAX_WIDE_K:
+            kind = str(q.dtype).removeprefix("torch.")
+            return False, f"K may be up to {MAX_WIDE_K} in {kind} (unified buffer), got {q.shape[-1]}"
         answer = accepts(bound.arguments)
         covers = op.triton_path.verify
         # What core's kernels do not cover they do not cover here.
