@@ -22,6 +22,7 @@ class ScalarPlan:
         dot: ``input_precision`` of the products (matters for fp32 operands only).
         inverse: precision of the products in the triangular inverse, see `mdot`.
         step: tokens a step of the scans; a part of a chunk where its tiles are too wide for three at once.
+        forward_step: the same of the forward scan; None: as ``step``.
         block_k: K padded to a power of two.
         block_v: V columns of a program of the forward scan, of the summaries and of the reverse scan.
         again_v: the same of the scan that computes states again.
@@ -48,6 +49,7 @@ class ScalarPlan:
     grad: Launch
     scores: Launch
     chip: Chip
+    forward_step: int | None = None
 
     @functools.cached_property
     def options(self) -> tuple[dict[str, Any], ...]:
@@ -108,15 +110,31 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool, norm
             prep=Launch(4, 1, 168), forward=scan, recompute=Launch(4, stages), reverse=scan, grad=Launch(4, 2, 168),
             scores=Launch(4), chip=chip,
         )  # fmt: skip
-    # The recomputing scan has no q and no A, so with a read key it may run one step further ahead.
-    again = scan
+    # The recomputing scan has no q and no A, so two narrow blocks share a multiprocessor. A read key leaves no room for
+    # that, but it may run one step further ahead.
+    again, again_v = scan, block_v
+    if not read and block_v > 64 and descriptors and 2 * (_again_bytes(bk) + 1024) <= chip.smem + 1024:
+        again, again_v = Launch(4, 3), 64
     if read and stages == 2 and 3 * 2 * 64 * (2 * bk + block_v + 64) + 2 * block_v * (bk + 64) <= chip.smem:
         again = Launch(scan.warps, 3)
+    # A third tile of keys leaves the forward scan room for two chunks on their way, or for four halves of one.
+    forward, forward_step = scan, step
+    if read and stages == 2 and block_v > 64 and descriptors:
+        forward, forward_step = Launch(scan.warps, 4), 32
+    # Where tiles are small, registers decide whether three programs share a multiprocessor.
+    grad = Launch(4, 1, 168) if max(bk, bv) <= 64 and not read else Launch(4)
     return ScalarPlan(
         chunk=64, step=step, descriptors=descriptors, dot=chip.wide, inverse=inverse, block_k=bk, block_v=block_v,
-        again_v=block_v, prep_k=bk, grad_k=bk, grad_v=min(bv, 128), scores_v=min(bv, 64), prep=Launch(4, 1, 128),
-        forward=scan, recompute=again, reverse=scan, grad=Launch(4), scores=Launch(4), chip=chip,
+        again_v=again_v, prep_k=bk, grad_k=bk, grad_v=min(bv, 128), scores_v=min(bv, 64), prep=Launch(4, 1, 128),
+        forward=forward, recompute=again, reverse=scan, grad=grad, scores=Launch(4), chip=chip,
+        forward_step=forward_step,
     )  # fmt: skip
+
+
+def _again_bytes(block_k: int) -> int:
+    """Shared memory of the recomputing scan for 64 columns of V, with three stages: k and T thrice, v twice, the state
+    and u on their way out, scalars and barriers."""
+    return 2 * 64 * (3 * block_k + 2 * 64 + 3 * 64 + block_k + 64) + 600
 
 
 def long_plan(plan: ScalarPlan, K: int, V: int) -> ScalarPlan:

@@ -168,7 +168,7 @@ def prepare(
         beta if g is None else g, beta, beta if A_log is None else A_log, beta if dt_bias is None else dt_bias, T,
         _descriptor(T, tiles * C, C, C, C, d), A, _descriptor(A, tiles * C, C, C, C, d), sc,
         sc if marks is None else marks, sc if t.rows is None else t.rows, s.T, t.per_sequence, s.H, s.HV, call.scale,
-        call.beta_scale, int(save or p.step < C),
+        call.beta_scale, int(save or min(p.step, p.forward_step or C) < C),
     )  # fmt: skip
     key = ("prep", _gate_mode(g, A_log), dt_bias is not None, read is not None)
     run = call.launches.get(key)
@@ -192,8 +192,9 @@ def _scan_args(
     read: Tensor | None, long: Tensor | None,
 ) -> tuple[Any, ...]:  # fmt: skip
     p, t, s = call.plan, call.table, call.shape
-    C, tiles, rows, d, step = p.chunk, t.chunks * s.HV, s.B * s.T, p.descriptors, p.step
+    C, tiles, rows, d = p.chunk, t.chunks * s.HV, s.B * s.T, p.descriptors
     out = d and o is not None
+    step = p.step if o is None else p.forward_step or p.step
     return (
         q, k, k if read is None else read, v, _descriptor(q, rows, s.H * s.K, step, p.block_k, out),
         _descriptor(k, rows, s.H * s.K, step, p.block_k, d),
@@ -216,8 +217,9 @@ def _scan_run(call: ScalarCall, bv: int, out: bool, save: bool, split: int, read
     run = call.launches.get(key)
     if run is None:
         p, s = call.plan, call.shape
+        step = (p.forward_step if out else None) or p.step
         meta = {
-            "K": s.K, "V": s.V, "BK": p.block_k, "BV": bv, "C": p.chunk, "CS": p.step, "OUT": out, "SAVE": save,
+            "K": s.K, "V": s.V, "BK": p.block_k, "BV": bv, "C": p.chunk, "CS": step, "OUT": out, "SAVE": save,
             "SPLIT": split, "READ": read, "BEFORE": call.before, "VFIRST": call.v_first, "VARLEN": call.table.varlen,
             "TAIL": call.tail, "DESC": p.descriptors, "DOT": p.dot,
             "STAGES": (p.forward if out else p.recompute).stages, "PART": call.part,
@@ -484,7 +486,8 @@ def _score_gradients(
     p, t, s = call.plan, call.table, call.shape
     C, tiles = p.chunk, t.chunks * s.HV
     EF = U.new_empty(2 * tiles, C, C)
-    part = sc.new_empty(tiles, 3, C) if call.norm else None
+    rows = 4 if call.part == 1 else 3
+    part = sc.new_empty(tiles, rows, C) if call.norm or rows == 4 else None
     key = ("scores", read is not None)
     run = call.launches.get(key)
     if run is None:

@@ -63,6 +63,23 @@ def test_pipeline_stages_fit_the_chip(chip, K):
     assert not (p.descriptors and p.forward.stages == 1)
 
 
+def test_states_are_computed_again_by_two_programs_a_multiprocessor():
+    many, few = plan(heads=96), plan(heads=64)
+    assert (many.again_v, many.recompute.warps, many.recompute.stages) == (64, 4, 3)
+    assert (few.again_v, few.recompute) == (few.block_v, few.forward)
+
+
+def test_a_read_key_shortens_the_steps_of_the_forward_scan_only():
+    p = scalar_plan(H200, torch.bfloat16, 128, 128, 96, True, True)
+    assert (p.step, p.forward_step, p.forward.stages, p.reverse.stages) == (64, 32, 4, 2)
+    assert plan().forward_step == plan().step == 64
+
+
+def test_small_tiles_leave_registers_for_three_programs():
+    assert plan(K=64, V=64).grad.regs == 168
+    assert plan().grad.regs is None
+
+
 def test_older_chips_use_pointers():
     assert not plan(CHIPS["sm80"]).descriptors
 

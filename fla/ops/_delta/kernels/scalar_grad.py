@@ -55,8 +55,8 @@ def _chunk_grad(
     DECAY: tl.constexpr, BIAS: tl.constexpr, READ: tl.constexpr, BEFORE: tl.constexpr,
     DESC: tl.constexpr, DOT: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    # Outside loops a descriptor load is waited for at once. These three come first and together, so they come through
-    # registers instead, all in flight.
+    # Outside loops a descriptor load is waited for at once. What comes first comes through registers instead, all in
+    # flight.
     D1: tl.constexpr = 2 if DESC else 0
     NV: tl.constexpr = (V + BV - 1) // BV
     dt: tl.constexpr = Ut.dtype.element_ty
@@ -66,20 +66,26 @@ def _chunk_grad(
     rr = tl.arange(0, C)
     ok = rr < n
     sp = sc + tile.to(tl.int64) * (SC * C) + rr
+    G = tl.load(sp + SC_G * C)
+    rq = tl.load(sp + SC_RQ * C)
+    rk = tl.load(sp + SC_RK * C)
+    bt = tl.load(sp + SC_BETA * C)
     k0 = 0
     ut = load_tile(Ut, Ut, tile, 0, 0, V, C, BV, C, D1)
     dot = load_rows(do, do, row, n, h, HV, 0, V, BV, C, D1).to(dt)
     drt = load_rows(dr, dr, row, n, h, HV, 0, V, BV, C, D1)
+    if not READ:
+        # S and X meet in registers where they are loaded, before any accumulator lives.
+        S = load_tile(St, St, tile, 0, k0, V, K, BV, BK, D1)
+        X = load_tile(Xt, Xt, tile, 0, k0, V, K, BV, BK, D1)
+        if DECAY >= 1:
+            ss = _dot_all(S, X)
     E = tl.dot(dot, ut, input_precision=DOT)
     M = tl.dot(drt, ut, input_precision=DOT)
     for j in tl.range(1, NV, num_stages=1):
         uj = load_tile(Ut, Ut, tile, j * BV, 0, V, C, BV, C, D1)
         E = tl.dot(load_rows(do, do, row, n, h, HV, j * BV, V, BV, C, D1).to(dt), uj, E, input_precision=DOT)
         M = tl.dot(load_rows(dr, dr, row, n, h, HV, j * BV, V, BV, C, D1), uj, M, input_precision=DOT)
-    G = tl.load(sp + SC_G * C)
-    rq = tl.load(sp + SC_RQ * C)
-    rk = tl.load(sp + SC_RK * C)
-    bt = tl.load(sp + SC_BETA * C)
     bt = tl.where(tl.abs(bt) < FLOOR, FLOOR, bt)
     if PART == 1:
         aM = tl.sum(tl.where(rr[:, None] == rr[None, :], M, 0.0), 1)
@@ -97,9 +103,8 @@ def _chunk_grad(
     else:
         Fb = (M * dec * (-rp)[:, None]).to(dt)
     Eb = (E * tl.where(eye, (rk * bt)[None, :], dec) * rq[:, None]).to(dt)
-    # S and X meet in registers where they are loaded, before any accumulator lives.
-    S = load_tile(St, Sd, tile, 0, k0, V, K, BV, BK, DESC)
     if READ:
+        S = load_tile(St, Sd, tile, 0, k0, V, K, BV, BK, DESC)
         # dp is finished before dk begins: both at once do not fit in registers.
         kt = load_rows(k, kd, row, n, hk, H, k0, K, BK, C, DESC).to(dt)
         R = _read_side(S, St, Sd, dr, drt, Fb, kt, sp, tile, row, n, h, k0, HV, K, V, BK, BV, C, DESC, D1, DOT)
@@ -112,9 +117,9 @@ def _chunk_grad(
         store_rows(dp, dpd, R.to(dp.dtype.element_ty), row, n, h, HV, k0, K, BK, C, DESC)
         # Loaded again, not kept: two programs have to fit in shared memory.
         ut = load_tile(Ut, Ut, tile, 0, 0, V, C, BV, C, D1)
-    X = load_tile(Xt, Xd, tile, 0, k0, V, K, BV, BK, DESC)
-    if DECAY >= 1:
-        ss = _dot_all(S, X)
+        X = load_tile(Xt, Xd, tile, 0, k0, V, K, BV, BK, DESC)
+        if DECAY >= 1:
+            ss = _dot_all(S, X)
     W = tl.dot(tl.trans(ut), X, input_precision=DOT)
     for j in tl.range(1, NV, num_stages=1):
         Sj = load_tile(St, Sd, tile, j * BV, k0, V, K, BV, BK, DESC)

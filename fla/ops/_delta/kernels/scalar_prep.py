@@ -64,15 +64,26 @@ def scalar_prep(
     rr = tl.arange(0, C)
     ok = rr < n
     at = (row + rr).to(tl.int64) * HV + h
-    kt = load_rows(k, kd, row, n, hk, H, 0, K, KB, C, DESC).to(dt)
     bt = tl.load(beta + at, mask=ok, other=0.0).to(tl.float32)
+    gt = bt
+    if GATE >= 1:
+        gt = tl.load(g + at, mask=ok, other=0.0).to(tl.float32)
+    # Outside loops a descriptor load is waited for at once. Two tiles that registers have room for come through them,
+    # all in flight.
+    EARLY: tl.constexpr = KB <= 128
+    D1: tl.constexpr = 0 if EARLY else DESC
+    kt = load_rows(k, kd, row, n, hk, H, 0, K, KB, C, D1).to(dt)
+    if EARLY:
+        if READ:
+            pt = load_rows(p, pd, row, n, hk, H, 0, K, KB, C, D1).to(dt)
+        else:
+            qt = load_rows(q, qd, row, n, hk, H, 0, K, KB, C, D1).to(dt)
     if SIGMOID:
         bt = tl.where(ok, tl.sigmoid(bt) * beta_scale, 0.0)
     if GATE == 0:
         G = tl.zeros((C,), tl.float32)
         Gr = G
     else:
-        gt = tl.load(g + at, mask=ok, other=0.0).to(tl.float32)
         if GATE == 2:
             a = tl.load(A_log + h).to(tl.float32)
             if BIAS:
@@ -102,7 +113,8 @@ def scalar_prep(
     col = rk * bt
     rp = rk
     if READ:
-        pt = load_rows(p, pd, row, n, hk, H, 0, K, KB, C, DESC).to(dt)
+        if not EARLY:
+            pt = load_rows(p, pd, row, n, hk, H, 0, K, KB, C, DESC).to(dt)
         KK = tl.dot(pt, tl.trans(kt), input_precision=DOT)
         if NORM or PART == 1:
             PP = tl.dot(pt, tl.trans(pt), input_precision=DOT)
@@ -118,7 +130,8 @@ def scalar_prep(
             is_long = tl.maximum(is_long, long_keys(tl.sum(tl.where(eye, PP, 0.0), 1), bt, ok))
     # Selected, not multiplied away: rows past the end may hold anything.
     L = tl.where(low & ok[:, None], KK * dec * rp[:, None] * col[None, :], 0.0)
-    qt = load_rows(q, qd, row, n, hk, H, 0, K, KB, C, DESC).to(dt)
+    if READ or not EARLY:
+        qt = load_rows(q, qd, row, n, hk, H, 0, K, KB, C, DESC).to(dt)
     if NORM:
         QQ = tl.dot(qt, tl.trans(qt), input_precision=DOT)
         for k0 in tl.range(KB, K, KB, num_stages=1):
@@ -138,20 +151,14 @@ def scalar_prep(
     tile = it * HV + h
     store_tile(Aqk, Ad, A.to(dt), tile, 0, 0, C, C, C, C, DESC)
     eG = tl.exp2(G)
-    sp = sc + tile.to(tl.int64) * (SC * C) + rr
-    tl.store(sp + SC_CQ * C, rq * eG)
+    ck = rp * eG
     if BEFORE:
-        tl.store(sp + SC_CK * C, rp * tl.exp2(Gr))
-    else:
-        tl.store(sp + SC_CK * C, rp * eG)
-    tl.store(sp + SC_CU * C, col * tl.exp2(GL - G))
-    tl.store(sp + SC_G * C, G)
-    keep = rr < save * C
-    tl.store(sp + SC_RQ * C, rq, mask=keep)
-    tl.store(sp + SC_RK * C, rk, mask=keep)
-    tl.store(sp + SC_BETA * C, bt, mask=keep)
-    if READ:
-        tl.store(sp + SC_RP * C, rp, mask=keep)
+        ck = rp * tl.exp2(Gr)
+    # Four rows a store, because each store of a vector would take it to another layout by itself.
+    four = tl.arange(0, 2)[None, :, None] * 2 + tl.arange(0, 2)[None, None, :]
+    sp = sc + tile.to(tl.int64) * (SC * C) + four * C + rr[:, None, None]
+    tl.store(sp, tl.join(tl.join(rq * eG, col * tl.exp2(GL - G)), tl.join(ck, G)))
+    tl.store(sp + SC_RQ * C, tl.join(tl.join(rq, bt), tl.join(rk, rp)), mask=rr[:, None, None] < save * C)
     X = tri_inv(L, C, INV)
     if PART == 1:
         tl.store(long + it * HV + h, tl.maximum(is_long, large(L, X, C)))

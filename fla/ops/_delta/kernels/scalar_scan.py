@@ -62,15 +62,23 @@ def _factors(sc, tile, sub, C: tl.constexpr, CS: tl.constexpr, READ: tl.constexp
 
 
 @triton.jit
+def _row(sc, tile, i: tl.constexpr, C: tl.constexpr):
+    """Pointers to the row ``i`` of the scalars of a chunk."""
+    return sc + tile.to(tl.int64) * (SC * C) + i * C + tl.arange(0, C)
+
+
+@triton.jit
 def _forward_step(
-    S, top, fac, q, k, p, v, qd, kd, pd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, sub, row, n, h, hk, v0,
-    H, HV,
+    S, top, ahead, fac, q, k, p, v, qd, kd, pd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, sub, row, n, h,
+    hk, v0, H, HV,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, CS: tl.constexpr,
     OUT: tl.constexpr, SAVE: tl.constexpr, SPLIT: tl.constexpr, READ: tl.constexpr, BEFORE: tl.constexpr,
-    DESC: tl.constexpr, DOT: tl.constexpr, PART: tl.constexpr,
+    AHEAD: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     dt: tl.constexpr = Tm.dtype.element_ty
     cq, ck, cu, eg = _factors(sc, tile, sub, C, CS, READ, BEFORE)
+    if AHEAD:
+        cu = ahead
     kt = load_rows(k, kd, row, n, hk, H, 0, K, BK, CS, DESC).to(dt)
     rt = kt
     if READ:
@@ -87,11 +95,18 @@ def _forward_step(
         elif sub == 0:
             store_tile(St, Sd, Sb, tile, v0, 0, V, K, BV, BK, DESC)
     ks = tl.dot(Sb, tl.trans(rt), input_precision=DOT)
-    # v stays in shared memory and off the chain of dependent products: one product more, but fewer registers.
-    u = tl.dot(tl.trans(vt), tl.trans(tt), input_precision=DOT)
-    if SPLIT == 2:
-        u = u * fac
-    u = tl.dot((ks * (-ck)[None, :]).to(dt), tl.trans(tt), u, input_precision=DOT)
+    if READ or (SAVE and not OUT):
+        # v goes through registers: one product less, and one copy less of v on its way.
+        r = tl.trans(vt).to(tl.float32)
+        if SPLIT == 2:
+            r = r * fac
+        u = tl.dot((r - ks * ck[None, :]).to(dt), tl.trans(tt), input_precision=DOT)
+    else:
+        # v stays in shared memory and off the chain of dependent products: one product more, but fewer registers.
+        u = tl.dot(tl.trans(vt), tl.trans(tt), input_precision=DOT)
+        if SPLIT == 2:
+            u = u * fac
+        u = tl.dot((ks * (-ck)[None, :]).to(dt), tl.trans(tt), u, input_precision=DOT)
     if SAVE:
         store_tile(Ut, Ud, u.to(dt), tile, v0, sub * CS, V, C, BV, CS, DESC)
     if OUT:
@@ -161,21 +176,31 @@ def scalar_scan(
         hi = chunks
     loop = tl.minimum(hi, full) if DESC else hi
     R: tl.constexpr = C // CS
+    # What comes a step ahead by hand takes registers, not shared memory: without this row there, two programs of a
+    # narrow block of V fit a multiprocessor.
+    AHEAD: tl.constexpr = SAVE and not OUT and CS == C and DESC
+    ahead = 0.0
+    if AHEAD:
+        ahead = tl.load(_row(sc, (first + lo) * HV + h, SC_CU, C), mask=(tl.arange(0, C) >= 0) & (lo < loop), other=0.0)
     for t in tl.range(lo * R, loop * R, num_stages=STAGES):
         tile = (first + t // R) * HV + h
+        after = 0.0
+        if AHEAD:
+            after = tl.load(_row(sc, (first + tl.minimum(t + 1, loop - 1)) * HV + h, SC_CU, C))
         S, top = _forward_step(
-            S, top, fac, q, k, p, v, qd, kd, pd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, t % R,
-            bos + t * CS, length - t * CS, h, hk, v0, H, HV, K, V, BK, BV, C, CS, OUT, SAVE, SPLIT, READ, BEFORE, DESC,
-            DOT, PART,
+            S, top, ahead, fac, q, k, p, v, qd, kd, pd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, t % R,
+            bos + t * CS, length - t * CS, h, hk, v0, H, HV, K, V, BK, BV, C, CS, OUT, SAVE, SPLIT, READ, BEFORE, AHEAD,
+            DESC, DOT, PART,
         )  # fmt: skip
+        ahead = after
     if DESC and TAIL:
         if (hi > full) & (lo < hi):
             tile = (first + full) * HV + h
             for sub in tl.range(0, R, num_stages=1):
                 S, top = _forward_step(
-                    S, top, fac, q, k, p, v, qd, kd, pd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile, sub,
-                    bos + full * C + sub * CS, length - full * C - sub * CS, h, hk, v0, H, HV, K, V, BK, BV, C, CS,
-                    OUT, SAVE, SPLIT, READ, BEFORE, False, DOT, PART,
+                    S, top, ahead, fac, q, k, p, v, qd, kd, pd, vd, Tm, Td, Aqk, Ad, sc, o, od, St, Sd, Ut, Ud, tile,
+                    sub, bos + full * C + sub * CS, length - full * C - sub * CS, h, hk, v0, H, HV, K, V, BK, BV, C, CS,
+                    OUT, SAVE, SPLIT, READ, BEFORE, False, False, DOT, PART,
                 )  # fmt: skip
     if SPLIT == 2:
         eo = (block * BV + tl.arange(0, BV))[:, None] * BK + tl.arange(0, BK)[None, :]

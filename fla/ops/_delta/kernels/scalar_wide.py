@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from fla.ops._common.kernels import chunk_at, softplus, whole_or_tail
-from fla.ops._delta.kernels.common import doubt, idle, load_rows, load_tile, store_rows, store_tile
+from fla.ops._delta.kernels.common import SURE, doubt, idle, load_rows, load_tile, store_rows, store_tile
 from fla.ops._delta.kernels.scalar_grad import _dot_all
 from fla.ops._delta.kernels.scalar_prep import SC, SC_BETA, SC_CK, SC_CQ, SC_G, SC_RK, SC_RP, SC_RQ
 
@@ -35,7 +35,7 @@ def scalar_scores(
     VARLEN: tl.constexpr, DOT: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """One program a chunk and value head: E and F to ``EF`` `[2 * tile, C, C]`; with NORM what is taken away along q, k
-    and p to ``part`` `[tile, 3, C]`."""
+    and p to ``part`` `[tile, 3, C]`, and in a fourth row of PART 1 ``k . W`` from values."""
     if PART:
         if idle(long, PART):
             return
@@ -83,9 +83,13 @@ def scalar_scores(
     F = M * dec * (-rp)[:, None]
     store_tile(EF, EF, E.to(dt), tile * 2, 0, 0, C, C, C, C, 0)
     store_tile(EF, EF, F.to(dt), tile * 2 + 1, 0, 0, C, C, C, C, 0)
-    if NORM:
+    PARTS: tl.constexpr = 4 if PART == 1 else 3
+    if NORM or PART == 1:
         aM = tl.sum(tl.where(eye, M, 0.0), 1)
-        pp = part + tile.to(tl.int64) * (3 * C) + rr
+        pp = part + tile.to(tl.int64) * (PARTS * C) + rr
+    if PART == 1:
+        tl.store(pp + 3 * C, aM)
+    if NORM:
         tl.store(pp, rq * rq * unscale * aQ)
         if READ:
             tl.store(pp + C, rk * rk * aM)
@@ -131,7 +135,7 @@ def _wide_chunk(
     if READ:
         pt = load_rows(p, pd, row, n, hk, H, k0, K, BK, C, DESC).to(dt)
     sp = sc + tile.to(tl.int64) * (SC * C) + rr
-    pp = part + tile.to(tl.int64) * (3 * C) + rr
+    pp = part + tile.to(tl.int64) * ((4 if PART == 1 else 3) * C) + rr
     G = tl.load(sp + SC_G * C)
     bt = _strength(sp, C, dt)
     GL = tl.sum(tl.where(rr == C - 1, G, 0.0), 0)
@@ -160,11 +164,14 @@ def _wide_chunk(
     if NORM:
         Q -= qf * tl.load(pp)[:, None]
     store_rows(dq, dqd, Q.to(dq.dtype.element_ty), row, n, h, HV, k0, K, BK, C, DESC)
+    aB = aW
     if PART == 1:
         doubt(long, aQ + aR + aW)
+        # See `scalar_grad`; one block of K has it for all.
+        aB = tl.where(tl.abs(bt) > SURE, tl.where(kb0 == 0, tl.load(pp + 3 * C), 0.0), aW)
     at = (row + rr).to(tl.int64) * HV + h + kb0.to(tl.int64) * rows * HV
     # beta = beta_scale sigmoid(b): d beta / d b = beta (1 - beta / beta_scale).
-    tl.store(db + at, tl.where(beta_inv > 0, aW * (1.0 - bt * beta_inv), aW / bt), mask=ok)
+    tl.store(db + at, tl.where(beta_inv > 0, aB * (1.0 - bt * beta_inv), aB / bt), mask=ok)
     if DECAY >= 1:
         dgt = tl.cumsum(aQ + aR - aW, 0, reverse=True) + last
         if BEFORE:
