@@ -63,6 +63,9 @@ GRAD = {
     "g128,128w8": gra(L(8), 128, 128),
 }  # fmt: skip
 
+# States beyond 65504, results below it.
+RANGE = {"initial_state": 1e6, "q": 1e-2, "do": 1e-3}
+
 # name -> (input settings, plan changes)
 CASES: dict[str, tuple[dict, dict]] = {
     "plan": ({"T": 300, "H": 4, "initial": True}, {}),
@@ -80,6 +83,13 @@ CASES: dict[str, tuple[dict, dict]] = {
     "K64": ({"T": 300, "H": 2, "K": 64}, {}),
     "K16 V32": ({"T": 130, "H": 2, "K": 16, "V": 32}, {}),
     "K32 fp16": ({"T": 130, "H": 2, "K": 32, "dtype": HF}, {}),
+    "range fp16": ({"T": 300, "H": 2, "dtype": HF, "initial": True, "shift": 8.0, "times": RANGE}, {}),
+    "range many fp16": ({"T": 300, "H": 70, "dtype": HF, "initial": True, "shift": 8.0, "times": RANGE}, {}),
+    "range none fp16": ({"T": 300, "H": 70, "gate": None, "dtype": HF, "initial": True, "times": RANGE}, {}),
+    "range K256 fp16": (
+        {"T": 200, "H": 2, "K": 256, "dtype": HF, "initial": True, "shift": 8.0, "times": RANGE},
+        {},
+    ),
     "K60 fp16": ({"T": 200, "H": 3, "K": 60, "dtype": HF}, {}),
     "K33 V65": ({"T": 200, "H": 3, "K": 33, "V": 65}, {}),
     "K100": ({"T": 200, "H": 4, "K": 100}, {}),
@@ -128,7 +138,9 @@ def check(name: str) -> tuple[dict[str, float], dict[str, object]]:
     settings, change = CASES[name]
     s = {"K": 128, "dtype": BF, **settings}
     cu, low, dtype, reverse = s.pop("cu", None), s.pop("low", None), s["dtype"], s.pop("reverse", False)
+    times = s.pop("times", {})
     x = make_inputs(**s, device="cuda", sequences=len(cu) - 1 if cu else None)
+    x = {n: t * times[n] if n in times else t for n, t in x.items()}
     if low is not None:
         x["g"][:, ::5] = low
     change = dict(change)
@@ -136,7 +148,7 @@ def check(name: str) -> tuple[dict[str, float], dict[str, object]]:
     heads = x["v"].shape[2] * (len(cu) - 1 if cu else x["v"].shape[0])
     plan = scalar_plan(chip_of(x["q"].device), dtype, x["q"].shape[-1], x["v"].shape[-1], heads)
     plan = dataclasses.replace(plan, **change)
-    do = torch.randn_like(x["v"].float()).to(dtype)
+    do = (torch.randn_like(x["v"].float()) * times.get("do", 1.0)).to(dtype)
     dht = first = None
     wrong: dict[str, object] = {}
     for _ in range(3):

@@ -29,6 +29,7 @@ _merge, _out, _grad = Launcher(merge_stretches), Launcher(scalar_out), Launcher(
 _reverse, _recurrent = Launcher(scalar_reverse), Launcher(scalar_recurrent)
 _both, _thrice = Launcher(scalar_both), Launcher(scalar_thrice)
 _PLAIN = {"num_warps": 4, "num_stages": 1}
+Kept = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -158,9 +159,18 @@ def decay_sums(call: ScalarCall, g: Tensor | None) -> Tensor | None:
     return sums
 
 
+def kept_states(call: ScalarCall, like: Tensor, sides: int) -> list[Tensor]:
+    """Room for states or their gradients, a side each: `[chunks * H, V, K]` and factors of their rows, for float16."""
+    part = ((call.tiles, call.V, call.K), like.dtype)
+    if like.dtype != torch.float16:
+        return [x for S in carve(room_for((part,) * sides, like), (part,) * sides) for x in (S, S)]
+    factors = ((call.tiles, -(-call.K // call.plan.block_k), call.V), torch.float32)
+    return carve(room_for((part, factors) * sides, like), (part, factors) * sides)
+
+
 def _run_states(
     call: ScalarCall, decays: Decays, sides: int, split: int, *, q: Tensor | None = None, k: Tensor | None = None,
-    v: Tensor | None = None, do: Tensor | None = None, S: Tensor | None = None, X: Tensor | None = None,
+    v: Tensor | None = None, do: Tensor | None = None, S: Kept | None = None, X: Kept | None = None,
     h0: Tensor | None = None, ht: Tensor | None = None, dht: Tensor | None = None, dh0: Tensor | None = None,
     entry: Tensor | None = None, total: Tensor | None = None, back: Tensor | None = None,
 ) -> None:  # fmt: skip
@@ -169,11 +179,11 @@ def _run_states(
     assert some is not None
     fill = lambda x: some if x is None else x
     rows = lambda x, width, block: some if x is None else call.rows(x, width, block)
-    kept = lambda x: some if x is None else call.states(x, bv, bk)
+    kept = lambda x: (some,) * 3 if x is None else (x[0], call.states(x[0], bv, bk), x[1])
     parts = call.segments - 1 if split == kernel.SUMMARY else call.segments
     args = (
         fill(q), fill(k), fill(v), fill(do), rows(q, call.K, bk), rows(k, call.K, bk), rows(v, call.V, bv),
-        rows(do, call.V, bv), *decays.args(some), fill(S), kept(S), fill(X), kept(X), fill(h0), fill(ht), fill(dht),
+        rows(do, call.V, bv), *decays.args(some), *kept(S), *kept(X), fill(h0), fill(ht), fill(dht),
         fill(dh0), fill(entry), fill(total), fill(back), *call.index(some), int(h0 is not None), int(ht is not None),
         int(dht is not None), int(dh0 is not None), call.segments, parts, call.scale,
     )  # fmt: skip
@@ -222,13 +232,13 @@ def entries(call: ScalarCall, k: Tensor, v: Tensor, decays: Decays, h0: Tensor |
 
 
 def _run_out(
-    call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, S: Tensor, decays: Decays, inverse: Tensor | None, o: Tensor,
+    call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, S: Kept, decays: Decays, inverse: Tensor | None, o: Tensor,
     reverse: bool,
 ) -> None:  # fmt: skip
     p, t = call.plan, call.table
     bv = p.out_v
     args = (
-        q, k, v, S, *decays.args(k), k if inverse is None else inverse, o, k if t.rows is None else t.rows, call.T,
+        q, k, v, *S, *decays.args(k), k if inverse is None else inverse, o, k if t.rows is None else t.rows, call.T,
         t.per_sequence, call.H, call.scale,
     )  # fmt: skip
     meta = {
@@ -253,7 +263,8 @@ def forward(
     p, t = call.plan, call.table
     if not p.one_scan:
         assert not mark
-        S = k.new_empty(call.tiles, call.V, call.K)
+        kept = kept_states(call, k, 1)
+        S = kept[0], kept[1]
         split = kernel.WHOLE if entry is None else kernel.STRETCH
         _run_states(call, decays, kernel.STATES, split, k=k, v=v, S=S, h0=h0, ht=ht, entry=entry)
         _run_out(call, q, k, v, S, decays, inverse, o, False)
@@ -291,13 +302,13 @@ def exits(
 def states(
     call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, do: Tensor, decays: Decays, h0: Tensor | None,
     dht: Tensor | None, dh0: Tensor | None, entry: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The state before each chunk, its gradient after it (`[chunks * H, V, K]`) and dv; fills ``dh0`` where given."""
+) -> tuple[Kept, Kept, Tensor]:  # fmt: skip
+    """The state before each chunk, its gradient after it (see `kept_states`) and dv; fills ``dh0`` where given."""
     p = call.plan
     back = exits(call, q, do, decays, dht, entry)
     split = kernel.WHOLE if back is None else kernel.STRETCH
-    part = ((call.tiles, call.V, call.K), k.dtype)
-    S, X = carve(room_for((part, part), k), (part, part))
+    kept = kept_states(call, k, 2)
+    S, X = (kept[0], kept[1]), (kept[2], kept[3])
     dv = like(v)
     if p.both:
         _run_both(call, q, k, v, do, decays, h0, dht, dh0, entry, back, S, X, dv)
@@ -315,16 +326,17 @@ def states(
 
 def _run_both(
     call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, do: Tensor, decays: Decays, h0: Tensor | None,
-    dht: Tensor | None, dh0: Tensor | None, entry: Tensor | None, back: Tensor | None, S: Tensor, X: Tensor,
+    dht: Tensor | None, dh0: Tensor | None, entry: Tensor | None, back: Tensor | None, S: Kept, X: Kept,
     dv: Tensor,
 ) -> None:  # fmt: skip
     p, t, bk, bv, sv = call.plan, call.table, call.plan.block_k, call.plan.block_v, call.plan.both_v
     fill = lambda x: k if x is None else x
     args = (
         q, k, v, do, call.rows(q, call.K, bk), call.rows(k, call.K, bk), call.rows(v, call.V, sv),
-        call.rows(do, call.V, bv), *decays.args(k), dv, call.rows(dv, call.V, bv), S, call.states(S, sv, bk), X,
-        call.states(X, bv, bk), fill(h0), fill(dht), fill(dh0), fill(entry), fill(back), *call.index(k), t.sequences,
-        int(h0 is not None), int(dht is not None), int(dh0 is not None), call.segments, call.scale,
+        call.rows(do, call.V, bv), *decays.args(k), dv, call.rows(dv, call.V, bv), S[0], call.states(S[0], sv, bk),
+        S[1], X[0], call.states(X[0], bv, bk), X[1], fill(h0), fill(dht), fill(dh0), fill(entry), fill(back),
+        *call.index(k), t.sequences, int(h0 is not None), int(dht is not None), int(dh0 is not None), call.segments,
+        call.scale,
     )  # fmt: skip
     meta = {
         "K": call.K, "V": call.V, "BK": bk, "BV": bv, "SV": sv, "C": p.chunk, "DECAY": call.decay,
@@ -371,14 +383,14 @@ def thrice(
 
 def _run_reverse(
     call: ScalarCall, q: Tensor, k: Tensor, do: Tensor, decays: Decays, dht: Tensor | None, entry: Tensor | None,
-    dv: Tensor, X: Tensor, dh0: Tensor | None,
+    dv: Tensor, X: Kept, dh0: Tensor | None,
 ) -> None:  # fmt: skip
     p, bk, bv = call.plan, call.plan.block_k, call.plan.block_v
     args = (
         q, k, do, call.rows(q, call.K, bk), call.rows(k, call.K, bk), call.rows(do, call.V, bv), *decays.args(k), dv,
-        call.rows(dv, call.V, bv), X, call.states(X, bv, bk), k if dht is None else dht, k if dh0 is None else dh0,
-        k if entry is None else entry, *call.index(k), int(dht is not None), int(dh0 is not None), call.segments,
-        call.scale,
+        call.rows(dv, call.V, bv), X[0], call.states(X[0], bv, bk), X[1], k if dht is None else dht,
+        k if dh0 is None else dh0, k if entry is None else entry, *call.index(k), int(dht is not None),
+        int(dh0 is not None), call.segments, call.scale,
     )  # fmt: skip
     meta = {
         "K": call.K, "V": call.V, "BK": bk, "BV": bv, "C": p.chunk, "DECAY": call.decay, "SPLIT": entry is not None,
@@ -391,8 +403,8 @@ def _run_reverse(
 
 
 def gradients(
-    call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, decays: Decays, do: Tensor, S: Tensor,
-    X: Tensor, norm: tuple[Tensor, Tensor, Tensor] | None = None,
+    call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, decays: Decays, do: Tensor, S: Kept,
+    X: Kept, norm: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """(dq, dk, dg in g's dtype or None).
 
@@ -406,14 +418,14 @@ def gradients(
         # Shares of the blocks stay fp32; what is final is written in the caller's dtype at once.
         dg = like(g) if blocks == 1 else torch.empty((blocks, *g.shape), dtype=torch.float32, device=g.device)
     main = (
-        q, k, v, do, call.rows(q, call.K, bk), call.rows(k, call.K, bk), S, call.states(S, bv, bk), X,
-        call.states(X, bv, bk),
+        q, k, v, do, call.rows(q, call.K, bk), call.rows(k, call.K, bk), S[0], call.states(S[0], bv, bk), S[1],
+        X[0], call.states(X[0], bv, bk), X[1],
     )  # fmt: skip
     gates = (*decays.args(k), k if g is None else g, *((k, k, k) if norm is None else norm))
     out = (dq, call.rows(dq, call.K, bk), dk, call.rows(dk, call.K, bk))
     rest = (k if dg is None else dg, k if t.rows is None else t.rows, *call.index(k), rows, call.scale)
     meta = {
-        "K": call.K, "V": call.V, "BK": bk, "BV": bv, "C": p.chunk, "DECAY": call.decay,
+        "K": call.K, "V": call.V, "BK": bk, "BV": bv, "C": p.chunk, "SK": p.block_k, "DECAY": call.decay,
         "NORM": norm is not None, "VARLEN": t.varlen, "DESC": p.descriptors, "TAILS": False, "DOT": p.dot,
     }  # fmt: skip
     given = (q, k, v, do, decays.gamma, g, t.cu)
@@ -421,7 +433,7 @@ def gradients(
     if not p.descriptors or t.varlen or p.chunk <= call.T:
         _grad(blocks * call.tiles, (*main, *gates, *out, *rest), meta, options, given)
     if p.descriptors and (t.varlen or call.T % p.chunk):
-        args = (q, k, v, do, q, k, S, S, X, X, *gates, dq, dq, dk, dk, *rest)
+        args = (q, k, v, do, q, k, S[0], S[0], S[1], X[0], X[0], X[1], *gates, dq, dq, dk, dk, *rest)
         meta = {**meta, "DESC": False, "TAILS": True}
         _grad(blocks * call.H * t.sequences, args, meta, options, given)
     if dg is not None and g is not None and blocks > 1:

@@ -30,6 +30,7 @@ _prep, _scan, _merge = (
 _grad = NamedLauncher(vector_grad)
 
 
+Kept = tuple[Tensor, Tensor | None]
 _NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
@@ -155,6 +156,7 @@ class Work:
 
     tiles: Tensor
     mats: Tensor | None
+    weights: Tensor | None  # of mats, in float16
     decay: Tensor
 
     def __init__(
@@ -178,6 +180,7 @@ class Work:
         self.ragged = call.ragged
         self.raw = g.dtype == torch.bfloat16 and plan.gscore == "bf16"
         self.gtma = plan.tma and g.element_size() == 2 and (g.is_meta or aligned(g))
+        self.half = k.dtype == torch.float16
         self.index = (self.table.cu, self.table.offsets, self.T, self.table.per_sequence, self.H)
         self.rows = (self.table.varlen, self.ragged)
 
@@ -195,13 +198,17 @@ class Work:
     def prepared(self) -> Parts:
         p, n, C = self.plan, self.tiles_n, self.plan.chunk
         tiles, decay = ((n * 2 * C, p.kp), self.k.dtype), ((n, p.kp), torch.float32)
-        return (tiles, decay) if self.q is None else (tiles, decay, ((n * C, C), self.k.dtype))
+        if self.q is None:
+            return tiles, decay
+        mats = ((n * C, C), self.k.dtype)
+        return (tiles, decay, mats, ((n,), torch.float32)) if self.half else (tiles, decay, mats)
 
     def carve(self, room: Tensor) -> None:
         """Take what `prep` fills or has filled."""
         self.room = room
         self.tiles, self.decay, *rest = carve(room, self.prepared)
         self.mats = rest[0] if rest else None
+        self.weights = rest[1] if len(rest) > 1 else None
 
     def prep(self) -> None:
         """Tiles, scores and decays of all chunks; without q only what the state needs."""
@@ -220,14 +227,14 @@ class Work:
                 self.decay, None if self.q is None else rows_of(self.q, block, p.tma), rows_of(self.k, block, p.tma),
                 rows_of(self.g, block, self.gtma), self.u, self.table.rows, self.ones(ONES_TYPES[gprec]),
                 matrix_of(self.tiles, block, p.tma),
-                None if self.mats is None else matrix_of(self.mats, (C, C), p.tma), self.T, self.table.per_sequence,
-                self.H, self.table.chunks, per, self.scale,
+                None if self.mats is None else matrix_of(self.mats, (C, C), p.tma), self.weights, self.T,
+                self.table.per_sequence, self.H, self.table.chunks, per, self.scale,
             ),
             (self.q, self.k, self.g, self.u),
         )  # fmt: skip
 
     def _run(
-        self, x: Tensor, *, reverse: bool, o: Tensor | None, states: Tensor | None, h0: Tensor | None,
+        self, x: Tensor, *, reverse: bool, o: Tensor | None, states: Kept | None, h0: Tensor | None,
         ht: Tensor | None, entry: Tensor | None, total: Tensor | None,
     ) -> None:  # fmt: skip
         p, C = self.plan, self.plan.chunk
@@ -243,10 +250,10 @@ class Work:
             p.vp // bv * self.H * parts * self.N,
             (
                 self.decay, matrix_of(self.tiles, (C, p.kp), p.tma),
-                None if o is None or self.mats is None else matrix_of(self.mats, (C, C), p.tma),
+                None if o is None or self.mats is None else matrix_of(self.mats, (C, C), p.tma), self.weights,
                 rows_of(x, (C, bv), p.tma), None if o is None else rows_of(o, (C, bv), otma),
-                None if states is None else matrix_of(states, (bv, p.kp), p.tma), h0, ht, entry, total, *self.index,
-                self.segments if split else 1, parts,
+                *((None, None) if states is None else (matrix_of(states[0], (bv, p.kp), p.tma), states[1])), h0, ht,
+                entry, total, *self.index, self.segments if split else 1, parts,
             ),
             (x, o, h0, ht, self.table.cu),
         )  # fmt: skip
@@ -269,18 +276,21 @@ class Work:
     def scan(
         self, x: Tensor, h0: Tensor | None, *, reverse: bool = False, out: bool = True, final: Tensor | None = None,
         save: bool = False, entry: Tensor | None = None,
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-        """(outputs, states before each chunk `[tiles * vp, kp]`, entries of the stretches), forward over ``x`` = v or
-        in reverse over ``x`` = do; fills ``final``."""
+    ) -> tuple[Tensor | None, Kept | None, Tensor | None]:  # fmt: skip
+        """(outputs, states before each chunk `[tiles * vp, kp]` and in float16 the factors of their rows, entries of
+        the stretches), forward over ``x`` = v or in reverse over ``x`` = do; fills ``final``."""
         o = like(x) if out else None
-        states = self.new(self.tiles_n * self.plan.vp, self.plan.kp) if save else None
+        states: Kept | None = None
+        if save:
+            rows = self.tiles_n * self.plan.vp
+            states = self.new(rows, self.plan.kp), self.new(rows, dtype=torch.float32) if self.half else None
         if entry is None:
             entry = self._entries(x, h0, reverse)
         self._run(x, reverse=reverse, o=o, states=states, h0=h0, ht=final, entry=entry, total=None)
         return o, states, entry
 
     def grad(
-        self, do: Tensor, states: Tensor, exits: Tensor | None, dtype: torch.dtype | None = None, soft: bool = False
+        self, do: Tensor, states: Kept, exits: Kept | None, dtype: torch.dtype | None = None, soft: bool = False
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """(dq, dk, dg, du in fp32); only dq without ``exits``; ``soft``: its softmax over channels."""
         p, full = self.plan, exits is not None
@@ -301,11 +311,12 @@ class Work:
         fixed(
             p.kp // gkb * self.H * self.table.chunks,
             (
-                self.decay, self.q if full else None, self.k, self.g, self.u, self.v, do, states, exits,
+                self.decay, self.q if full else None, self.k, self.g, self.u, self.v, do, states[0],
+                None if exits is None else exits[0], states[1], None if exits is None else exits[1],
                 self.ones(torch.bfloat16 if p.gscore == "bf16" else torch.float32), self.table.rows,
                 rows_of(dq, block, tma), None if dk is None else rows_of(dk, block, tma),
-                None if dg is None else rows_of(dg, block, gtma), du,
-                self.T, self.table.per_sequence, self.H, self.scale,
+                None if dg is None else rows_of(dg, block, gtma), du, self.T, self.table.per_sequence, self.H,
+                self.scale,
             ),
             (self.q, self.k, self.g, self.u, self.v, do, dq),
         )  # fmt: skip

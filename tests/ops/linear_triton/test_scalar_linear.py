@@ -40,7 +40,7 @@ def poisoned(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **k: fill(new_empty(*a, **k)))
 
 
-def run(x, *, v_first=False, cu=None, change=None, segments=1, reverse=False, marks=None):
+def run(x, *, v_first=False, cu=None, change=None, segments=1, reverse=False, marks=None, do_times=1.0):
     """Errors of outputs and of every gradient."""
     q, v = x["q"], x["v"]
     plan = dataclasses.replace(scalar_plan(CHIP, q.dtype, q.shape[-1], v.shape[-1], 100), **(change or {}))
@@ -50,8 +50,8 @@ def run(x, *, v_first=False, cu=None, change=None, segments=1, reverse=False, ma
         chip=CHIP, plan=plan, segments=segments, reverse=reverse, marks=marks,
     )  # fmt: skip
     gen = torch.Generator().manual_seed(1)
-    do = torch.randn(v.shape, generator=gen).to(v.dtype)
-    dht = torch.randn(ht.shape, generator=gen)
+    do = (torch.randn(v.shape, generator=gen) * do_times).to(v.dtype)
+    dht = torch.randn(ht.shape, generator=gen) * min(do_times, 1.0)
     leaves = {n: t for n, t in y.items() if t.requires_grad}
     grads = torch.autograd.grad((o.float() * do.float()).sum() + (ht * dht).sum(), list(leaves.values()))
     got = {"o": o, "ht": ht, **dict(zip(leaves, grads, strict=True))}
@@ -136,7 +136,7 @@ def test_three_scans_are_for_decays_without_gradient_and_a_scale():
     assert thrice(HEAD_DECAY)
     assert thrice(NO_DECAY)
     assert thrice(HEAD_DECAY, torch.float16)
-    # A state without decays is kept unscaled, which float16 has no room for.
+    # A state without decays is kept unscaled there, which float16 has no room for.
     assert not thrice(NO_DECAY, torch.float16)
     assert not thrice(NO_DECAY, scale=0.0)
     assert not thrice(TOKEN_DECAY)
@@ -299,6 +299,43 @@ def test_normalised_attention_where_the_numerator_overflows_float16():
     v = torch.full((1, 70, 1, 16), 100.0, dtype=torch.float16)
     o, _, _ = normalized_linear(q, q, v, scale=1.0)
     assert torch.allclose(o, v, rtol=2e-3)
+
+
+# States and scores that float16 cannot hold, with results that it can.
+RANGE = {
+    "states": ({"shift": 8.0}, {"initial_state": 1e6, "q": 1e-2, "do": 1e-3}),
+    "states without decays": ({"gate": None}, {"initial_state": 1e6, "q": 1e-2, "do": 1e-3}),
+    "scores": ({"gate": "head", "initial": False}, {"q": 300.0, "k": 300.0, "v": 1e-3, "do": 1e-4}),
+    "score gradients": ({"initial": False}, {"v": 30.0, "k": 1e-3, "q": 1e-3, "do": 3e3}),
+    "small states": ({"shift": 8.0}, {"initial_state": 1e-6, "v": 1e-3, "k": 1e-2, "q": 30.0, "do": 10.0}),
+}
+PASSES = {
+    "three scans": {"thrice": True},
+    "dv in a scan": {"dv_scan": True, "both": True, "both_v": 32},
+    "by chunks": {},
+    "states first": {"one_scan": False, "block_k": 16, "grad_k": 16, "states_v": 16, "grad_v": 32},
+}
+
+
+@pytest.mark.parametrize("case", list(RANGE))
+@pytest.mark.parametrize("passes", list(PASSES))
+def test_the_range_of_float16(case, passes):
+    settings, times = RANGE[case]
+    x = make_inputs(**{"T": 150, "K": 32, "V": 32, "dtype": torch.float16, "initial": True, **settings})
+    x = {n: t * times.get(n, 1.0) for n, t in x.items()}
+    check(run(x, change=PASSES[passes], do_times=times["do"]), 3e-3)
+
+
+@pytest.mark.parametrize("passes", list(PASSES))
+def test_gradients_of_strong_gates_in_half_precision(passes):
+    """They are about 1e-9, which float16 has no numbers for."""
+    x = make_inputs(T=150, H=2, K=32, V=32, shift=-20.0, dtype=torch.float16)
+    y = {n: t.clone().requires_grad_() for n, t in x.items()}
+    plan = dataclasses.replace(scalar_plan(CHIP, torch.float16, 32, 32, 100), **PASSES[passes])
+    (got,) = torch.autograd.grad(scalar_linear(**y, chip=CHIP, plan=plan)[0].sum(), y["g"])
+    z = {n: t.double().requires_grad_() for n, t in x.items()}
+    (want,) = torch.autograd.grad(recurrence(z)[0].sum(), z["g"])
+    assert (got - want).norm() < 2e-3 * want.norm()
 
 
 def test_outputs_beyond_float16_saturate():

@@ -40,7 +40,7 @@ def poisoned(monkeypatch):
     monkeypatch.setattr(torch, "empty_like", lambda *a, **k: fill(empty_like(*a, **k)))
 
 
-def run(x, *, v_first=False, cu=None, reverse=False, change=None, **make):
+def run(x, *, v_first=False, cu=None, reverse=False, change=None, do_times=1.0, **make):
     """Errors of outputs and of every gradient."""
     if change:
         k, v = (x["v"], x["k"]) if "gv" in x else (x["k"], x["v"])
@@ -53,8 +53,8 @@ def run(x, *, v_first=False, cu=None, reverse=False, change=None, **make):
         cu_seqlens=None if cu is None else torch.tensor(cu), **make,
     )  # fmt: skip
     gen = torch.Generator().manual_seed(1)
-    do = torch.randn(o.shape, generator=gen).to(o.dtype)
-    dht = torch.randn(ht.shape, generator=gen)
+    do = (torch.randn(o.shape, generator=gen) * do_times).to(o.dtype)
+    dht = torch.randn(ht.shape, generator=gen) * min(do_times, 1.0)
     grads = torch.autograd.grad((o, ht), list(y.values()), (do, dht))
     got = {"o": o, "ht": ht, **dict(zip(y, grads, strict=True))}
     ref = with_gradients(x, do, dht, v_first=v_first, cu=cu, reverse=reverse)
@@ -85,6 +85,25 @@ def test_outputs_and_states_beyond_float16_saturate(gate):
     assert ht.min() < -65504  # states are float32
     q[0, 5, 0, 0] = float("nan")
     assert vector_linear(q, q, q, **{gate: torch.zeros_like(q)})[0][0, 5].isnan().any()
+
+
+# States and scores that float16 cannot hold, with results that it can.
+RANGE = {
+    "states": {"initial_state": 1e6, "q": 1e-2, "bonus": 1e-2, "do": 1e-3},
+    "scores": {"q": 300.0, "k": 300.0, "v": 1e-3, "initial_state": 1e-3, "bonus": 1e-2, "do": 1e-4},
+    "score gradients": {"v": 30.0, "k": 1e-3, "q": 1e-3, "do": 1e3},
+    "small states": {"initial_state": 1e-6, "v": 1e-3, "k": 1e-2, "q": 30.0, "do": 10.0},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", list(RANGE))
+@pytest.mark.parametrize("change", [{}, {"vb": 16, "bv": 16, "bv_save": 16}])
+def test_the_range_of_float16(kind, case, change):
+    times = RANGE[case]
+    x = make_inputs(T=100, K=16, V=32, dtype=F16, initial=True, strength=0.1, **kind)
+    x = {n: t * times.get(n, 1.0) for n, t in x.items()}
+    check(run(x, change=change, do_times=times["do"]), 4e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)

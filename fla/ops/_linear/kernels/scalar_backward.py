@@ -54,8 +54,8 @@ def scalar_thrice(
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "N", "has_h0", "has_dht", "has_dh0", "segments"])
 def scalar_both(
-    q, k, v, do, qd, kd, vd, dod, sums, gamma, dv, dvd, St, Sd, Xt, Xd, h0, dht, dh0, entry, back, cu, offsets, T,
-    NT, H, N, has_h0, has_dht, has_dh0, segments, scale, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+    q, k, v, do, qd, kd, vd, dod, sums, gamma, dv, dvd, St, Sd, Sf, Xt, Xd, Xf, h0, dht, dh0, entry, back, cu, offsets,
+    T, NT, H, N, has_h0, has_dht, has_dh0, segments, scale, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, SV: tl.constexpr, C: tl.constexpr, DECAY: tl.constexpr, SPLIT: tl.constexpr, VFIRST: tl.constexpr,
     VARLEN: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr, STATE_STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -68,12 +68,12 @@ def scalar_both(
     p = NV * H * N * segments
     if pid < p:
         reverse_program(
-            pid, q, k, do, qd, kd, dod, sums, gamma, dv, dvd, Xt, Xd, dht, dh0, back, cu, offsets, T, NT, H, has_dht,
-            has_dh0, segments, scale, K, V, BK, BV, C, DECAY, SPLIT, VFIRST, VARLEN, DESC, DOT, STAGES,
+            pid, q, k, do, qd, kd, dod, sums, gamma, dv, dvd, Xt, Xd, Xf, dht, dh0, back, cu, offsets, T, NT, H,
+            has_dht, has_dh0, segments, scale, K, V, BK, BV, C, DECAY, SPLIT, VFIRST, VARLEN, DESC, DOT, STAGES,
         )  # fmt: skip
     else:
         states_program(
-            pid - p, k, v, kd, vd, sums, gamma, St, Sd, h0, dh0, entry, sums, cu, offsets, T, NT, H, has_h0, 0,
+            pid - p, k, v, kd, vd, sums, gamma, St, Sd, Sf, h0, dh0, entry, sums, cu, offsets, T, NT, H, has_h0, 0,
             segments, segments, scale, K, V, BK, SV, C, DECAY, False, SPLIT, VFIRST, VARLEN, DESC, True, DOT,
             STATE_STAGES,
         )  # fmt: skip

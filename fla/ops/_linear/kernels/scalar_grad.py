@@ -20,20 +20,30 @@ import triton.language as tl
 
 from fla.ops._common.kernels import LOG2E, whole_or_tail
 from fla.ops._common.tiles import load_rows, load_tile, store_rows
+from fla.ops._linear.kernels.half import even_rows, fit_tile
 from fla.ops._linear.kernels.scalar_scan import FLOOR, chunk_decays, decayed_scores, row_factors
 
 
 @triton.jit
+def load_state(
+    p, d, factors, tile, v0, k0, V: tl.constexpr, K: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr,
+    SK: tl.constexpr, DESC: tl.constexpr,
+):  # fmt: skip
+    return even_rows(load_tile(p, d, tile, v0, k0, V, K, BV, BK, DESC), factors, tile, v0, k0, K, V, SK, BV)
+
+
+@triton.jit
 def _chunk_grad(
-    q, k, v, do, qd, kd, St, Sd, Xt, Xd, sums, gamma, g, dden, z, x, dq, dqd, dk, dkd, dg, row, n, tile, h,
+    q, k, v, do, qd, kd, St, Sd, Sf, Xt, Xd, Xf, sums, gamma, g, dden, z, x, dq, dqd, dk, dkd, dg, row, n, tile, h,
     kb0, H, rows, scale, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
-    DECAY: tl.constexpr, NORM: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr,
+    SK: tl.constexpr, DECAY: tl.constexpr, NORM: tl.constexpr, DESC: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     # Outside loops a descriptor load is waited for at once. Loads that come together go through registers instead,
     # all in flight.
     D1: tl.constexpr = 2 if DESC else 0
     NV: tl.constexpr = (V + BV - 1) // BV
     dt: tl.constexpr = q.dtype.element_ty
+    HALF: tl.constexpr = tl.float16 == dt
     rr = tl.arange(0, C)
     k0 = kb0 * BK
     vt = load_rows(v, v, row, n, h, H, 0, V, BV, C, D1)
@@ -54,34 +64,53 @@ def _chunk_grad(
         same = rr[:, None] == rr[None, :]
         own = tl.sum(tl.where(same, E, 0.0), 1)
         E = tl.where(same, 0.0, E)
-    Eb = E.to(dt)
+    Eb, fe, _ = fit_tile(E, dt)
     if DECAY == 1:
         # This order keeps what X adds apart from what the chunk adds; the other one holds fewer tiles at a time.
         kt = load_rows(k, kd, row, n, h, H, k0, K, BK, C, DESC)
         qt = load_rows(q, qd, row, n, h, H, k0, K, BK, C, DESC)
-        S = load_tile(St, Sd, tile, 0, k0, V, K, BV, BK, DESC)
-        X = load_tile(Xt, Xd, tile, 0, k0, V, K, BV, BK, DESC)
+        S, fs = load_state(St, Sd, Sf, tile, 0, k0, V, K, BV, BK, SK, DESC)
+        X, fx = load_state(Xt, Xd, Xf, tile, 0, k0, V, K, BV, BK, SK, DESC)
         ss = tl.sum(tl.sum(S.to(tl.float32) * X.to(tl.float32), 1), 0)
         W = tl.dot(Eb, qt, input_precision=DOT)
+        if HALF:
+            ss = ss * fs * fx
+            W = W * fe
         aE = tl.sum(W * kt.to(tl.float32), 1)
-        W = tl.dot((vt.to(tl.float32) * tl.exp2(last - b)[:, None]).to(dt), X, W, input_precision=DOT)
+        vj = (vt.to(tl.float32) * tl.exp2(last - b)[:, None]).to(dt)
+        if HALF:
+            W += tl.dot(vj, X, input_precision=DOT) * fx
+        else:
+            W = tl.dot(vj, X, W, input_precision=DOT)
     else:
-        W = tl.dot(vt, load_tile(Xt, Xd, tile, 0, k0, V, K, BV, BK, DESC), input_precision=DOT)
+        X, fx = load_state(Xt, Xd, Xf, tile, 0, k0, V, K, BV, BK, SK, DESC)
+        W = tl.dot(vt, X, input_precision=DOT)
+        if HALF:
+            W = W * fx
     for j in tl.range(1, NV, num_stages=1):
-        Xj = load_tile(Xt, Xd, tile, j * BV, k0, V, K, BV, BK, DESC)
+        Xj, fj = load_state(Xt, Xd, Xf, tile, j * BV, k0, V, K, BV, BK, SK, DESC)
         vj = load_rows(v, v, row, n, h, H, j * BV, V, BV, C, D1)
         if DECAY == 1:
-            Sj = load_tile(St, Sd, tile, j * BV, k0, V, K, BV, BK, DESC)
-            ss += tl.sum(tl.sum(Sj.to(tl.float32) * Xj.to(tl.float32), 1), 0)
+            Sj, fo = load_state(St, Sd, Sf, tile, j * BV, k0, V, K, BV, BK, SK, DESC)
+            part = tl.sum(tl.sum(Sj.to(tl.float32) * Xj.to(tl.float32), 1), 0)
+            if HALF:
+                part = part * fo * fj
+            ss += part
             vj = (vj.to(tl.float32) * tl.exp2(last - b)[:, None]).to(dt)
-        W = tl.dot(vj, Xj, W, input_precision=DOT)
+        if HALF:
+            W += tl.dot(vj, Xj, input_precision=DOT) * fj
+        else:
+            W = tl.dot(vj, Xj, W, input_precision=DOT)
     if DECAY == 2:
         W = W * tl.exp2(last - b)[:, None]
     if DECAY != 1:
-        S = load_tile(St, Sd, tile, 0, k0, V, K, BV, BK, DESC)
+        S, fs = load_state(St, Sd, Sf, tile, 0, k0, V, K, BV, BK, SK, DESC)
         kt = load_rows(k, kd, row, n, h, H, k0, K, BK, C, DESC)
         qt = load_rows(q, qd, row, n, h, H, k0, K, BK, C, DESC)
-        W = tl.dot(Eb, qt, W, input_precision=DOT)
+        if HALF:
+            W += tl.dot(Eb, qt, input_precision=DOT) * fe
+        else:
+            W = tl.dot(Eb, qt, W, input_precision=DOT)
     if DECAY == 1:
         aX = tl.sum(W * kt.to(tl.float32), 1) - aE
         W += own[:, None] * qt.to(tl.float32)
@@ -89,16 +118,25 @@ def _chunk_grad(
         W += tl.load(x + (tile.to(tl.int64) * K + c), mask=c < K, other=0.0)[None, :]
     store_rows(dk, dkd, W.to(dt), row, n, h, H, k0, K, BK, C, DESC)
     Q = tl.dot(dot, S, input_precision=DOT)
+    if HALF:
+        Q = Q * fs
     for j in tl.range(1, NV, num_stages=1):
-        Sj = load_tile(St, Sd, tile, j * BV, k0, V, K, BV, BK, DESC)
-        Q = tl.dot(load_rows(do, do, row, n, h, H, j * BV, V, BV, C, D1), Sj, Q, input_precision=DOT)
+        Sj, fj = load_state(St, Sd, Sf, tile, j * BV, k0, V, K, BV, BK, SK, DESC)
+        dj = load_rows(do, do, row, n, h, H, j * BV, V, BV, C, D1)
+        if HALF:
+            Q += tl.dot(dj, Sj, input_precision=DOT) * fj
+        else:
+            Q = tl.dot(dj, Sj, Q, input_precision=DOT)
     if DECAY:
         Q = Q * (tl.exp2(b) * scale)[:, None]
     else:
         Q = Q * scale
     if NORM:
         Q += (dd * scale)[:, None] * tl.load(z + (tile.to(tl.int64) * K + c), mask=c < K, other=0.0)[None, :]
-    Q = tl.dot(tl.trans(Eb), kt, Q, input_precision=DOT)
+    if HALF:
+        Q += tl.dot(tl.trans(Eb), kt, input_precision=DOT) * fe
+    else:
+        Q = tl.dot(tl.trans(Eb), kt, Q, input_precision=DOT)
     if DECAY == 1:
         aQ = tl.sum(Q * qt.to(tl.float32), 1)
         Q += own[:, None] * kt.to(tl.float32)
@@ -115,14 +153,15 @@ def _chunk_grad(
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "rows"])
 def scalar_grad(
-    q, k, v, do, qd, kd, St, Sd, Xt, Xd, sums, gamma, g, dden, z, x, dq, dqd, dk, dkd, dg, table, cu, offsets,
+    q, k, v, do, qd, kd, St, Sd, Sf, Xt, Xd, Xf, sums, gamma, g, dden, z, x, dq, dqd, dk, dkd, dg, table, cu, offsets,
     T, NT, H, rows, scale, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
-    DECAY: tl.constexpr, NORM: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr, TAILS: tl.constexpr,
-    DOT: tl.constexpr,
+    SK: tl.constexpr, DECAY: tl.constexpr, NORM: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr,
+    TAILS: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """One program a chunk (TAILS: the ragged last chunk of a sequence), head and block of K. With DESC only full chunks
     are taken: tails have a launch of their own, because a second path in one kernel costs the first one registers.
     Each block of K writes its share of dg. NORM: with the gradient of the denominators in ``dden``, see `normalizer`.
+    SK: columns of K of a program of the passes that kept the states.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     pid = tl.program_id(0)
@@ -133,6 +172,6 @@ def scalar_grad(
     if n == 0:
         return
     _chunk_grad(
-        q, k, v, do, qd, kd, St, Sd, Xt, Xd, sums, gamma, g, dden, z, x, dq, dqd, dk, dkd, dg, row, n,
-        it * H + h, h, kb0, H, rows, scale, K, V, BK, BV, C, DECAY, NORM, DESC, DOT,
+        q, k, v, do, qd, kd, St, Sd, Sf, Xt, Xd, Xf, sums, gamma, g, dden, z, x, dq, dqd, dk, dkd, dg, row, n,
+        it * H + h, h, kb0, H, rows, scale, K, V, BK, BV, C, SK, DECAY, NORM, DESC, DOT,
     )  # fmt: skip

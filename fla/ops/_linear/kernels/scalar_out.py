@@ -13,13 +13,14 @@ import triton.language as tl
 
 from fla.ops._common.kernels import chunk_at, saturate
 from fla.ops._common.tiles import load_rows, load_tile, store_rows
+from fla.ops._linear.kernels.half import fit_rows, kept_factors
 from fla.ops._linear.kernels.scalar_scan import chunk_decays, decayed_scores, row_factors
 
 
 @triton.jit(do_not_specialize=["T", "NT", "H"])
 def scalar_out(
-    q, k, v, St, sums, gamma, inverse, o, table, T, NT, H, scale, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
-    BV: tl.constexpr, C: tl.constexpr, DECAY: tl.constexpr, NORM: tl.constexpr, REVERSE: tl.constexpr,
+    q, k, v, St, Sf, sums, gamma, inverse, o, table, T, NT, H, scale, K: tl.constexpr, V: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, DECAY: tl.constexpr, NORM: tl.constexpr, REVERSE: tl.constexpr,
     VARLEN: tl.constexpr, FULL: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -42,20 +43,29 @@ def scalar_out(
         kt = load_rows(k, k, row, n, h, H, j * BK, K, BK, C, F)
         S = load_tile(St, St, tile, v0, j * BK, V, K, BV, BK, F)
         a = tl.dot(qt, tl.trans(kt), a, input_precision=DOT)
-        oo = tl.dot(qt, tl.trans(S), oo, input_precision=DOT)
+        if tl.float16 == dt:
+            f = kept_factors(Sf, tile, v0, j * BK, K, V, BK, BV)
+            oo += tl.dot(qt, tl.trans(S), input_precision=DOT) * f[None, :]
+        else:
+            oo = tl.dot(qt, tl.trans(S), oo, input_precision=DOT)
     b, last = chunk_decays(sums, gamma, tile, n, h, C, DECAY)
     if REVERSE:
         if DECAY:
             oo = oo * tl.exp2(last - b)[:, None]
-        a = decayed_scores(a, b, scale, C, DECAY, 0).to(dt)
+        a = decayed_scores(a, b, scale, C, DECAY, 0)
     else:
         if DECAY:
             oo = oo * (tl.exp2(b) * scale)[:, None]
         else:
             oo = oo * scale
-        a = decayed_scores(a, b, scale, C, DECAY, 1).to(dt)
+        a = decayed_scores(a, b, scale, C, DECAY, 1)
+    a, fa, ia = fit_rows(a, dt)
+    if tl.float16 == dt:
+        oo = oo * ia[:, None]
     vt = load_rows(v, v, row, n, h, H, v0, V, BV, C, F)
     oo = tl.dot(a, vt, oo, input_precision=DOT)
+    if tl.float16 == dt:
+        oo = oo * fa[:, None]
     if NORM:
         oo = oo * row_factors(inverse, row, n, h, H, C)[:, None]
     # A gradient that float16 cannot hold shows as infinity: whoever scales losses looks for it.

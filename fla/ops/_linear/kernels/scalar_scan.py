@@ -22,6 +22,7 @@ import triton.language as tl
 
 from fla.ops._common.kernels import LOG2E, chunk_at, saturate, sequence_at
 from fla.ops._common.tiles import load_rows, state_offsets, store_rows
+from fla.ops._linear.kernels.half import fit_columns, fit_rows
 
 # Where log decays (base 2) come from.
 NO_DECAY = 0
@@ -124,18 +125,21 @@ def _scan_step(
     qt = load_rows(q, qd, row, n, h, H, 0, K, BK, C, DESC)
     a = tl.dot(kt, tl.trans(qt), input_precision=DOT)
     if FIXED:
-        a = (a * D).to(dt)
+        a = a * D
     else:
-        a = decayed_scores(a, b, scale, C, DECAY, 1 if REVERSE else 0).to(dt)
-    if REVERSE:
-        oo = tl.dot(S.to(dt), tl.trans(qt), input_precision=DOT)
-    else:
-        oo = tl.dot(saturate(S, dt), tl.trans(qt), input_precision=DOT)
+        a = decayed_scores(a, b, scale, C, DECAY, 1 if REVERSE else 0)
+    a, fa, ia = fit_columns(a, dt)
+    Sb, fs, _ = fit_rows(S, dt)
+    oo = tl.dot(Sb, tl.trans(qt), input_precision=DOT)
     if DECAY:
         oo = oo * (after if REVERSE else upto)[None, :]
     else:
         oo = oo * scale
+    if tl.float16 == dt:
+        oo = oo * fs[:, None] * ia[None, :]
     oo = tl.dot(tl.trans(vt), a, oo, input_precision=DOT)
+    if tl.float16 == dt:
+        oo = oo * fa[None, :]
     vT = tl.trans(vt)
     if DECAY:
         S = S * tl.exp2(last)

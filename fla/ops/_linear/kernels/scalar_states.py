@@ -12,8 +12,9 @@ b the sums of log decays inside a chunk and L its last row:
 import triton
 import triton.language as tl
 
-from fla.ops._common.kernels import saturate, sequence_at
+from fla.ops._common.kernels import sequence_at
 from fla.ops._common.tiles import load_rows, state_offsets, store_tile
+from fla.ops._linear.kernels.half import fit_rows, keep_factors, lift_of
 from fla.ops._linear.kernels.scalar_scan import chunk_decays, row_decays, stretch_at
 
 # What a program does with its stretch of time.
@@ -28,7 +29,7 @@ BOTH = 3
 
 @triton.jit
 def _step(
-    S, a, x, ad, xd, sums, gamma, St, Sd, tile, row, n, h, k0, v0, H, scale, K: tl.constexpr, V: tl.constexpr,
+    S, a, x, ad, xd, sums, gamma, St, Sd, Sf, tile, row, n, h, k0, v0, H, scale, K: tl.constexpr, V: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, DECAY: tl.constexpr, REVERSE: tl.constexpr, SAVE: tl.constexpr,
     DESC: tl.constexpr, DSTORE: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
@@ -37,12 +38,20 @@ def _step(
     at = load_rows(a, ad, row, n, h, H, k0, K, BK, C, DESC)
     xt = load_rows(x, xd, row, n, h, H, v0, V, BV, C, DESC)
     if SAVE:
-        # A gradient that float16 cannot hold shows as infinity: whoever scales losses looks for it.
-        store_tile(St, Sd, S.to(dt) if REVERSE else saturate(S, dt), tile, v0, k0, V, K, BV, BK, DESC and DSTORE)
+        Sb, f, _ = fit_rows(S, dt)
+        store_tile(St, Sd, Sb, tile, v0, k0, V, K, BV, BK, DESC and DSTORE)
+        if tl.float16 == dt:
+            keep_factors(Sf, f, tile, v0, k0, K, V, BK, BV)
     xT = tl.trans(xt)
     if DECAY:
         upto, after = row_decays(sums, b, last, scale, tile, C, DECAY)
         w = upto if REVERSE else after
+        if REVERSE and tl.float16 == dt:
+            # All that is added here may have decayed below what float16 holds.
+            lift = lift_of(b, dt)
+            xT = (xT.to(tl.float32) * (w * tl.exp2(lift))[None, :]).to(dt)
+            S = S * tl.exp2(last + lift)
+            return tl.dot(xT, at, S, input_precision=DOT) * tl.exp2(lift * -1.0), last
         xT = (xT.to(tl.float32) * w[None, :]).to(dt)
         S = S * tl.exp2(last)
     elif REVERSE:
@@ -52,7 +61,7 @@ def _step(
 
 @triton.jit
 def states_program(
-    pid, a, x, ad, xd, sums, gamma, St, Sd, s0, s1, entry, total, cu, offsets, T, NT, H, has_s0, has_s1, segments,
+    pid, a, x, ad, xd, sums, gamma, St, Sd, Sf, s0, s1, entry, total, cu, offsets, T, NT, H, has_s0, has_s1, segments,
     parts, scale, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
     DECAY: tl.constexpr, REVERSE: tl.constexpr, SPLIT: tl.constexpr, VFIRST: tl.constexpr, VARLEN: tl.constexpr,
     DESC: tl.constexpr, DSTORE: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr,
@@ -82,24 +91,24 @@ def states_program(
     if DESC and REVERSE:
         if (hi > full) & (lo < hi):
             S, last = _step(
-                S, a, x, ad, xd, sums, gamma, St, Sd, (first + full) * H + h, bos + full * C, length - full * C, h, k0,
-                v0, H, scale, K, V, BK, BV, C, DECAY, REVERSE, SAVE, False, DSTORE, DOT,
+                S, a, x, ad, xd, sums, gamma, St, Sd, Sf, (first + full) * H + h, bos + full * C, length - full * C, h,
+                k0, v0, H, scale, K, V, BK, BV, C, DECAY, REVERSE, SAVE, False, DSTORE, DOT,
             )  # fmt: skip
             if SPLIT == 2:
                 decay += last
     for j in tl.range(lo, loop, num_stages=STAGES):
         t = lo + loop - 1 - j if REVERSE else j
         S, last = _step(
-            S, a, x, ad, xd, sums, gamma, St, Sd, (first + t) * H + h, bos + t * C, length - t * C, h, k0, v0, H, scale,
-            K, V, BK, BV, C, DECAY, REVERSE, SAVE, DESC, DSTORE, DOT,
+            S, a, x, ad, xd, sums, gamma, St, Sd, Sf, (first + t) * H + h, bos + t * C, length - t * C, h, k0, v0, H,
+            scale, K, V, BK, BV, C, DECAY, REVERSE, SAVE, DESC, DSTORE, DOT,
         )  # fmt: skip
         if SPLIT == 2:
             decay += last
     if DESC and not REVERSE:
         if (hi > full) & (lo < hi):
             S, last = _step(
-                S, a, x, ad, xd, sums, gamma, St, Sd, (first + full) * H + h, bos + full * C, length - full * C, h, k0,
-                v0, H, scale, K, V, BK, BV, C, DECAY, REVERSE, SAVE, False, DSTORE, DOT,
+                S, a, x, ad, xd, sums, gamma, St, Sd, Sf, (first + full) * H + h, bos + full * C, length - full * C, h,
+                k0, v0, H, scale, K, V, BK, BV, C, DECAY, REVERSE, SAVE, False, DSTORE, DOT,
             )  # fmt: skip
             if SPLIT == 2:
                 decay += last
@@ -116,9 +125,9 @@ def states_program(
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "has_h0", "has_ht", "has_dht", "has_dh0", "segments", "parts"])
 def scalar_states(
-    q, k, v, do, qd, kd, vd, dod, sums, gamma, St, Sd, Xt, Xd, h0, ht, dht, dh0, entry, total, back, cu, offsets, T, NT,
-    H, has_h0, has_ht, has_dht, has_dh0, segments, parts, scale, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
-    BV: tl.constexpr, C: tl.constexpr, DECAY: tl.constexpr, SIDES: tl.constexpr, SPLIT: tl.constexpr,
+    q, k, v, do, qd, kd, vd, dod, sums, gamma, St, Sd, Sf, Xt, Xd, Xf, h0, ht, dht, dh0, entry, total, back, cu,
+    offsets, T, NT, H, has_h0, has_ht, has_dht, has_dh0, segments, parts, scale, K: tl.constexpr, V: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, DECAY: tl.constexpr, SIDES: tl.constexpr, SPLIT: tl.constexpr,
     VFIRST: tl.constexpr, VARLEN: tl.constexpr, DESC: tl.constexpr, DSTORE: tl.constexpr, DOT: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -134,23 +143,24 @@ def scalar_states(
     half = tl.num_programs(0) // 2 if SIDES == 3 else tl.num_programs(0)
     if SIDES == 1:
         states_program(
-            pid, k, v, kd, vd, sums, gamma, St, Sd, h0, ht, entry, total, cu, offsets, T, NT, H, has_h0, has_ht,
+            pid, k, v, kd, vd, sums, gamma, St, Sd, Sf, h0, ht, entry, total, cu, offsets, T, NT, H, has_h0, has_ht,
             segments, parts, scale, K, V, BK, BV, C, DECAY, False, SPLIT, VFIRST, VARLEN, DESC, DSTORE, DOT, STAGES,
         )  # fmt: skip
     elif SIDES == 2:
         states_program(
-            pid, q, do, qd, dod, sums, gamma, Xt, Xd, dht, dh0, back, total, cu, offsets, T, NT, H, has_dht, has_dh0,
-            segments, parts, scale, K, V, BK, BV, C, DECAY, True, SPLIT, VFIRST, VARLEN, DESC, DSTORE, DOT, STAGES,
+            pid, q, do, qd, dod, sums, gamma, Xt, Xd, Xf, dht, dh0, back, total, cu, offsets, T, NT, H, has_dht,
+            has_dh0, segments, parts, scale, K, V, BK, BV, C, DECAY, True, SPLIT, VFIRST, VARLEN, DESC, DSTORE, DOT,
+            STAGES,
         )  # fmt: skip
     else:
         if pid < half:
             states_program(
-                pid, k, v, kd, vd, sums, gamma, St, Sd, h0, ht, entry, total, cu, offsets, T, NT, H, has_h0, has_ht,
+                pid, k, v, kd, vd, sums, gamma, St, Sd, Sf, h0, ht, entry, total, cu, offsets, T, NT, H, has_h0, has_ht,
                 segments, parts, scale, K, V, BK, BV, C, DECAY, False, SPLIT, VFIRST, VARLEN, DESC, DSTORE, DOT, STAGES,
             )  # fmt: skip
         else:
             states_program(
-                pid - half, q, do, qd, dod, sums, gamma, Xt, Xd, dht, dh0, back, total, cu, offsets, T, NT, H, has_dht,
-                has_dh0, segments, parts, scale, K, V, BK, BV, C, DECAY, True, SPLIT, VFIRST, VARLEN, DESC, DSTORE, DOT,
-                STAGES,
+                pid - half, q, do, qd, dod, sums, gamma, Xt, Xd, Xf, dht, dh0, back, total, cu, offsets, T, NT, H,
+                has_dht, has_dh0, segments, parts, scale, K, V, BK, BV, C, DECAY, True, SPLIT, VFIRST, VARLEN, DESC,
+                DSTORE, DOT, STAGES,
             )  # fmt: skip

@@ -21,13 +21,19 @@ import triton.language as tl
 
 from fla.ops._common.kernels import LOG2E, chunk_at, saturate
 from fla.ops._common.vector_math import ex2, gate_sum, grad_sum, level_pairs, load_tile, narrow, split_gates, store_tile
+from fla.ops._linear.kernels.half import even_rows
 from fla.ops._linear.kernels.vector_prep import SHIFT, UNSHIFT, gate_bits, gate_operand, is_mild, one_matrix
 
 
 @triton.jit
 def product(x, A, B, PREC: tl.constexpr, ONE: tl.constexpr):
-    """``A^T B^T`` of two tiles (ONE: there is one V block), made where it is used; else ``x``, their sum so far."""
-    if ONE:
+    """``A^T B^T`` of two tiles (ONE: there is one V block), made where it is used; else ``x``, their sum so far.
+
+    Of one block in float16 ``x`` is the factor of A.
+    """
+    if ONE and tl.float16 == A.dtype:
+        return tl.dot(tl.trans(A), tl.trans(B), input_precision=PREC) * x
+    elif ONE:
         return tl.dot(tl.trans(A), tl.trans(B), input_precision=PREC)
     else:
         return x
@@ -154,11 +160,11 @@ def tree_pairs(
 
 @triton.jit(do_not_specialize=["T", "NT", "H"])
 def vector_grad(
-    decay, q, k, g, u, v, do, states, exits, ones, table, dq, dk, dg, du, T, NT, H, scale, C: tl.constexpr,
-    K: tl.constexpr, KP: tl.constexpr, KB: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, VB: tl.constexpr,
-    LEVELS: tl.constexpr, FULL: tl.constexpr, SOFT: tl.constexpr, BONUS: tl.constexpr, FAST: tl.constexpr,
-    SD: tl.constexpr, PREC: tl.constexpr, GPREC: tl.constexpr, QT: tl.constexpr, KT: tl.constexpr, GT: tl.constexpr,
-    VARLEN: tl.constexpr, ROWS: tl.constexpr, TMA: tl.constexpr, GTMA: tl.constexpr,
+    decay, q, k, g, u, v, do, states, exits, factors, exit_factors, ones, table, dq, dk, dg, du, T, NT, H, scale,
+    C: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, KB: tl.constexpr, V: tl.constexpr, VP: tl.constexpr,
+    VB: tl.constexpr, LEVELS: tl.constexpr, FULL: tl.constexpr, SOFT: tl.constexpr, BONUS: tl.constexpr,
+    FAST: tl.constexpr, SD: tl.constexpr, PREC: tl.constexpr, GPREC: tl.constexpr, QT: tl.constexpr, KT: tl.constexpr,
+    GT: tl.constexpr, VARLEN: tl.constexpr, ROWS: tl.constexpr, TMA: tl.constexpr, GTMA: tl.constexpr,
 ):  # fmt: skip
     """One program per (KB channels, chunk, head). dq, dk, dg: `[rows, H, K]`; du: fp32 parts `[chunks, H, K]`.
 
@@ -167,6 +173,7 @@ def vector_grad(
     """
     NG: tl.constexpr = KP // KB
     RAW: tl.constexpr = GPREC == "raw"
+    HALF: tl.constexpr = tl.float16 == states.dtype.element_ty
     pid = tl.program_id(0)
     c0 = (pid % NG) * KB
     h = (pid // NG) % H
@@ -200,16 +207,26 @@ def vector_grad(
         dot = load_tile(do, row, n, h * V + b * VB, V - b * VB, H * V, C, VB, False, ROWS, VC)
         vt = load_tile(v, row, n, h * V + b * VB, V - b * VB, H * V, C, VB, False, ROWS, VC)
         St = load_tile(states, w * VP + b * VB, VB, c0, KP, KP, VB, KB, False, False, False)
+        St, fs = even_rows(St, factors, w, b * VB, 0, KP, VP, KP, VB)
+        Xt = St
+        fx = fs
         if FULL:
             Xt = load_tile(exits, w * VP + b * VB, VB, c0, KP, KP, VB, KB, False, False, False)
-            ss += tl.sum(St.to(tl.float32) * Xt.to(tl.float32), 0)
-        else:
-            Xt = St
+            Xt, fx = even_rows(Xt, exit_factors, w, b * VB, 0, KP, VP, KP, VB)
+            part = tl.sum(St.to(tl.float32) * Xt.to(tl.float32), 0)
+            if HALF:
+                part = part * fs * fx
+            ss += part
+        if ONE and HALF:
+            QS = fs
+            VX = fx
         dA = tl.dot(dot, tl.trans(vt), dA, input_precision=PREC)
         if not ONE:
-            QS += tl.dot(tl.trans(St), tl.trans(dot), input_precision=PREC)
+            part = tl.dot(tl.trans(St), tl.trans(dot), input_precision=PREC)
+            QS += part * fs if HALF else part
             if FULL:
-                VX += tl.dot(tl.trans(Xt), tl.trans(vt), input_precision=PREC)
+                part = tl.dot(tl.trans(Xt), tl.trans(vt), input_precision=PREC)
+                VX += part * fx if HALF else part
     diag = tl.sum(tl.where(r[:, None] == r[None, :], dA, 0.0), 0)[None, :]
     if BONUS:
         dA = tl.where(r[:, None] > r[None, :], dA, 0.0)

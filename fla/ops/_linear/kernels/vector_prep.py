@@ -21,6 +21,7 @@ import triton.language as tl
 
 from fla.ops._common.kernels import LOG2E, chunk_at
 from fla.ops._common.vector_math import ex2, level_pairs, load_tile, narrow, store_tile, token_sum
+from fla.ops._linear.kernels.half import fit_tile
 
 # Half the span: the factors of mild gates lie in 2^-64 .. 2^64.
 SHIFT = tl.constexpr(64.0)
@@ -151,15 +152,16 @@ def block_scores(
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "chunks", "per"])
 def vector_prep(
-    decay, q, k, g, u, table, ones, tiles, mats, T, NT, H, chunks, per, scale, C: tl.constexpr, K: tl.constexpr,
-    KP: tl.constexpr, KB: tl.constexpr, LEVELS: tl.constexpr, READ: tl.constexpr, BONUS: tl.constexpr,
+    decay, q, k, g, u, table, ones, tiles, mats, weights, T, NT, H, chunks, per, scale, C: tl.constexpr,
+    K: tl.constexpr, KP: tl.constexpr, KB: tl.constexpr, LEVELS: tl.constexpr, READ: tl.constexpr, BONUS: tl.constexpr,
     FAST: tl.constexpr, DT: tl.constexpr, SD: tl.constexpr, PREC: tl.constexpr, GPREC: tl.constexpr,
     VARLEN: tl.constexpr, ROWS: tl.constexpr, TMA: tl.constexpr, GTMA: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One program per (``per`` chunks, head). Writes, for tile ``w = chunk * H + h``:
 
         tiles [w, 2, C, KP]: ``scale q e^b`` (BONUS: with the sums before the token) and ``k e^(b_L - b)``
-        mats [w, C, C]: A, with the scale; zero above the diagonal (BONUS: on it ``scale sum q u k``)
+        mats [w, C, C]: A, with the scale; zero above the diagonal (BONUS: on it ``scale sum q u k``); of float16
+            divided by weights [w]
         decay [w, KP]: ``e^(b_L)``
 
     READ off: q is not looked at; no q tile, no A. Rows past the sequence are written as 0.
@@ -186,6 +188,9 @@ def vector_prep(
                     A = tl.where(r[:, None] > r[None, :], P, tl.where(r[:, None] == r[None, :], own[:, None], 0.0))
                 else:
                     A = tl.where(r[:, None] >= r[None, :], P, 0.0)
-                store_tile(mats, narrow(A, DT), w * C, C, 0, C, C, C, C, TMA, False, False)
+                if tl.float16 == DT:
+                    A, weight, _ = fit_tile(A, DT)
+                    tl.store(weights + w, weight)
+                store_tile(mats, narrow(A, DT) if tl.float16 != DT else A, w * C, C, 0, C, C, C, C, TMA, False, False)
                 P = tl.zeros((C, C), tl.float32)
                 own = tl.zeros((C,), tl.float32)

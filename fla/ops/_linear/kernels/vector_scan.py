@@ -17,6 +17,7 @@ import triton.language as tl
 from fla.ops._common.kernels import saturate, sequence_at
 from fla.ops._common.tiles import state_offsets
 from fla.ops._common.vector_math import load_tile, store_tile
+from fla.ops._linear.kernels.half import fit_rows, keep_factors
 
 # What a program does with its stretch of time.
 WHOLE = 0
@@ -26,16 +27,17 @@ SUMMARY = 2
 
 @triton.jit(do_not_specialize=["T", "NT", "H", "segments", "parts"])
 def vector_scan(
-    decay, tiles, mats, x, o, states, h0, ht, entry, total, cu, offsets, T, NT, H, segments, parts, C: tl.constexpr,
-    K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr, OUT: tl.constexpr,
-    SAVE: tl.constexpr, INIT: tl.constexpr, FINAL: tl.constexpr, SPLIT: tl.constexpr, REVERSE: tl.constexpr,
-    VFIRST: tl.constexpr, DT: tl.constexpr, OT: tl.constexpr, PREC: tl.constexpr, VARLEN: tl.constexpr,
-    ROWS: tl.constexpr, TMA: tl.constexpr, OTMA: tl.constexpr, STAGES: tl.constexpr,
+    decay, tiles, mats, weights, x, o, states, factors, h0, ht, entry, total, cu, offsets, T, NT, H, segments, parts,
+    C: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr,
+    OUT: tl.constexpr, SAVE: tl.constexpr, INIT: tl.constexpr, FINAL: tl.constexpr, SPLIT: tl.constexpr,
+    REVERSE: tl.constexpr, VFIRST: tl.constexpr, DT: tl.constexpr, OT: tl.constexpr, PREC: tl.constexpr,
+    VARLEN: tl.constexpr, ROWS: tl.constexpr, TMA: tl.constexpr, OTMA: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One program per (V block, head, stretch, sequence). REVERSE: from the last chunk to the first, with the tiles of
     read and write swapped; ``x`` is v or do, ``o`` is o or dv, ``h0`` what the first chunk in this order starts from.
 
-    SAVE: write the state before each chunk (in this order), transposed, to states [w, VP, KP].
+    SAVE: write the state before each chunk (in this order), transposed, to states [w, VP, KP]; of float16 with the
+    factors of its rows [w, VP].
     SPLIT 0: a whole sequence; 1: one of ``segments`` stretches, starting from entry [(i segments + seg) H + h, VP, KP];
     2: what a stretch adds to a state of zeros (the first one: makes of ``h0``), written to ``entry``, and its decay,
     written to total [.., KP]; the grid leaves out the stretch that comes last.
@@ -83,21 +85,28 @@ def vector_scan(
             rt = load_tile(tiles, w * (2 * C) + RD, C, 0, KP, KP, C, KP, TMA, False, False)
             am = load_tile(mats, w * C, C, 0, C, C, C, C, TMA, False, False)
         if OUT or SAVE:
-            # A gradient that float16 cannot hold shows as infinity: whoever scales losses looks for it.
-            Sb = S.to(DT) if REVERSE else saturate(S, DT)
+            Sb, fs, _ = fit_rows(S, DT)
         if SAVE:
             store_tile(states, Sb, w * VP + v0, BV, 0, KP, KP, BV, KP, TMA, False, False)
+            if tl.float16 == DT:
+                keep_factors(factors, fs, w, v0, 0, KP, VP, KP, BV)
         if OUT:
             oo = tl.dot(Sb, tl.trans(rt), input_precision=PREC)
+            if tl.float16 == DT:
+                weight = tl.load(weights + w)
+                oo = oo * (fs * (1.0 / weight))[:, None]
             if REVERSE:
                 oo = tl.dot(tl.trans(xt), am, oo, input_precision=PREC)
             else:
                 oo = tl.dot(tl.trans(xt), tl.trans(am), oo, input_precision=PREC)
+            if tl.float16 == DT:
+                oo = oo * weight
         S = S * eg[None, :]
         S = tl.dot(tl.trans(xt), wt, S, input_precision=PREC)
         if SPLIT == 2:
             left = left * eg
         if OUT:
+            # A gradient that float16 cannot hold shows as infinity: whoever scales losses looks for it.
             y = tl.trans(oo).to(OT) if REVERSE else saturate(tl.trans(oo), OT)
             store_tile(o, y, r0, n, h * V + v0, V - v0, H * V, C, BV, OTMA, ROWS, COLS)
     if SPLIT == 2:
