@@ -99,7 +99,9 @@ def plan(
     wide = kp > 128
     kb = min(kp, 128 if half and not exact else 64)
     # Measured on sm90; it needs 74 KB of shared memory. The interpreter runs what is launched there.
-    loop = half and not exact and not erase and kb == kp and (interpreter or (tma and chip.arch == 90))
+    # With 32 channels ptxas 12.8 takes a descriptor of the loop from the wrong register: an illegal address.
+    measured = tma and chip.arch == 90 and kp >= 64
+    loop = half and not exact and not erase and kb == kp and (interpreter or measured)
     # Few sequences and heads: more, smaller programs; otherwise the states' gradients want the widest rows that fit.
     small = chip.smem < 200_000
     few = small or sequences * heads * (vp // min(vp, 64)) <= chip.sms

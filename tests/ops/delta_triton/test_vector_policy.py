@@ -51,6 +51,7 @@ def test_the_first_stage_is_a_loop_of_one_turn_where_that_was_measured():
     assert make(dtype="float16", K=64).loop
     assert make().prep.regs == 168
     assert not any(make(**k).loop for k in ({"exact": True}, {"erase": True}, {"K": 256}, {"dtype": "float32"}))
+    assert not any(make(K=K, V=24).loop for K in (16, 24, 32))
     assert not any(make(chip).loop for chip in ("sm80", "sm100", "sm120"))
 
 
