@@ -43,6 +43,29 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "bound -3, no rate": ({**RAW, "T": 200, "H": 2, "V": 64, "A": False, "raw_beta": False}, {"lower": -3.0}),
     "bound -8": ({**RAW, "T": 200, "H": 4, "bias": False, "raw_beta": False}, {"lower": -8.0}),
     "softplus": ({**RAW, "T": 300, "H": 4}, {"sigmoid": 1.0}),
+    "exact, mixed": ({"T": 512, "H": 4, "gate": "mixed"}, {}),
+    "exact, mixed, ragged, kept": (
+        {"T": 300, "B": 2, "H": 2, "HV": 4, "gate": "mixed", "sequences": 2},
+        {"keep": True},
+    ),
+    "exact, mixed, varlen": (
+        {"T": 512, "H": 4, "gate": "mixed", "sequences": 6},
+        {"cu": [0, 15, 15, 100, 300, 300, 512]},
+    ),
+    "exact, mixed, fp16": ({"T": 300, "H": 4, "gate": "mixed", "dtype": HF}, {}),
+    "exact, mixed, D64": ({"T": 300, "H": 4, "K": 64, "gate": "mixed"}, {}),
+    "exact, mixed, D256": ({"T": 200, "H": 2, "K": 256, "gate": "mixed"}, {}),
+    "exact, mixed, K100 V60": ({"T": 300, "H": 4, "K": 100, "V": 60, "gate": "mixed", "sequences": 1}, {}),
+    "exact, mixed, fp32 gates": ({"T": 300, "H": 4, "gate": "mixed", "g_dtype": F32}, {}),
+    "exact, keys normed before": ({"T": 300, "H": 4, "normed": True, "gate": "mixed"}, {"norm": False}),
+    "exact, huge queries": ({"T": 300, "H": 2, "normed": True}, {"norm": False, "huge": 3e3}),
+    "softplus, mixed": ({"T": 512, "H": 4, "gate": "raw mixed", "raw_beta": True}, {"sigmoid": 1.0}),
+    "softplus, mixed, ragged": (
+        {"T": 300, "H": 2, "HV": 4, "gate": "raw mixed", "raw_beta": True, "sequences": 1, "v_first": True},
+        {"sigmoid": 2.0, "v_first": True},
+    ),
+    "gdn2, mixed": ({"T": 300, "H": 4, "gate": "mixed", "channels": True}, {}),
+    "gdn2, softplus, mixed": ({"T": 256, "H": 4, "gate": "raw mixed", "channels": True}, {}),
     "exact, ragged": ({"T": 300, "B": 2, "H": 2}, {}),
     "exact, -1000, fp16": ({"T": 300, "H": 4, "gate": "extreme", "dtype": HF, "g_dtype": F32}, {}),
     "exact, -1000, kept": ({"T": 300, "H": 4, "gate": "extreme", "sequences": 1}, {"keep": True}),
@@ -153,6 +176,8 @@ SHAPES: dict[str, tuple[int, int, int, int, dict[str, Any], dict[str, Any]]] = {
     "L": (1, 8192, 96, 128, {}, {"safe": True}),
     "L gate in kernel": (1, 8192, 96, 128, RAW, {"lower": -5.0, "sigmoid": 1.0}),
     "L exact": (1, 8192, 96, 128, {}, {}),
+    "L softplus": (1, 8192, 96, 128, RAW, {"sigmoid": 1.0}),
+    "L strong": (1, 8192, 96, 128, {"gate": "extreme"}, {}),
     "L fp16": (1, 8192, 96, 128, {"dtype": HF}, {"safe": True}),
     "L unit keys, fp16": (1, 8192, 96, 128, {"dtype": HF, "normed": True}, {"safe": True, "norm": False}),
     "L varlen": (1, 8192, 96, 128, {}, {"safe": True, "cu": [0, 700, 1500, 1564, 4000, 7000, 8192]}),
@@ -192,6 +217,7 @@ def check(name: str, device: str = "cuda") -> dict[str, Any]:
     x = make_inputs(**{"K": 128, "dtype": BF, **inputs}, device=device)
     settings = dict(settings)
     x["k"] = (x["k"] * settings.pop("long", 1.0)).to(x["k"].dtype)
+    x["q"] = (x["q"] * settings.pop("huge", 1.0)).to(x["q"].dtype)
     far = dict(settings.pop("far", {}))
     size = far.pop("do", settings.get("scale_do", 1.0))
     size_ht = far.pop("dht", size)
@@ -210,7 +236,7 @@ def check(name: str, device: str = "cuda") -> dict[str, Any]:
     with torch.no_grad():
         inference, _ = call(x, **settings)
     known = {n: v for n, v in settings.items() if n in ("norm", "lower", "sigmoid", "v_first", "cu")}
-    raw = inputs.get("gate") == "raw"
+    raw = inputs.get("gate", "")[:3] == "raw"
     ref = with_gradients(x, do, dht, raw=raw, **known)
     err = {n: ratio(runs[0][n], ref[n]) for n in ref}
     err["inference"] = ratio(inference, runs[0]["o"])

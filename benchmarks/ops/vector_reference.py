@@ -34,7 +34,8 @@ def make_inputs(
     device: str | torch.device = "cpu",
     seed: int = 0,
 ) -> Inputs:
-    """Tensors of a call. ``gate``: "ready" (log decays in [-5, 0]), "bound", "weak", "extreme" (-1000 too) or "raw".
+    """Tensors of a call. ``gate``: "ready" (log decays in [-5, 0]), "bound", "weak", "extreme" (-1000 too), "mixed" (of
+    these kinds in turn, and just below the bound; two heads or more), "raw" or "raw mixed" (one head strong).
 
     ``normed``: keys have length 1 already. ``sequences``: initial states for so many sequences. ``channels``: erase and
     write gates ``b`` and ``w`` per channel, as GDN-2 has, instead of ``beta``.
@@ -54,15 +55,23 @@ def make_inputs(
     elif gate == "extreme":
         hard = torch.rand(g.shape, generator=gen, device=device) < 0.3
         g = torch.where(hard, torch.full_like(g, -1000.0), F.logsigmoid(g * 2))
+    elif gate == "mixed":
+        hard = torch.rand(g.shape, generator=gen, device=device) < 0.3
+        hard[:, : T // 4], hard[:, T // 2 :], hard[:, :, 1:] = False, False, False
+        g = torch.where(hard, torch.full_like(g, -1000.0), F.logsigmoid(g * 2).clamp_min(-5))
+        # Chunks of 32 tokens are told apart at 231 bits, 5.0037 a token.
+        g[:, : T // 2, 1], g[:, T // 2 :, 1] = -5.0, -5.03125
     else:
         g = g * 2 - 1
     if not raw_beta:
         beta = beta.sigmoid()
         beta[:, ::8] = 0
     x = {"q": q.to(dtype), "k": k.to(dtype), "v": v.to(dtype), "g": g.to(g_dtype or dtype), "beta": beta.to(dtype)}
-    if gate == "raw" and A:
+    if gate[:3] == "raw" and A:
         x["A_log"] = rand(HV) * 0.3
-    if gate == "raw" and bias:
+        if gate == "raw mixed":
+            x["A_log"][0] = 4.0
+    if gate[:3] == "raw" and bias:
         x["dt_bias"] = rand(HV * K) * 0.5
     if sequences is not None:
         x["initial_state"] = rand(sequences, HV, *((V, K) if v_first else (K, V)))

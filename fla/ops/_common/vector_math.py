@@ -38,6 +38,16 @@ def rcp(x):
 
 
 @triton.jit
+def lg2(x):
+    if INTERPRET:
+        return tl.log2(x)
+    else:
+        return tl.inline_asm_elementwise(
+            "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
 def fetch(p):
     """Have the lines at these addresses brought into the L2 cache."""
     if not INTERPRET:

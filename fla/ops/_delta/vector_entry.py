@@ -15,11 +15,9 @@ from fla.ops._common.launch import on_device
 from fla.ops._common.tape import Known, KnownCalls, look
 from fla.ops._delta.vector_autograd import VectorDelta, again, compile_ahead, infer
 from fla.ops._delta.vector_covers import bounded_gate
-from fla.ops._delta.vector_work import VectorCall, Work
+from fla.ops._delta.vector_work import FEW, VectorCall, Work
 
 _calls = KnownCalls()
-# Tokens below which any gate takes the exact form.
-FEW = 16
 
 
 def _chunk_states(work: Work, states: Tensor, chunk_size: int, cu_seqlens_cpu: Tensor | None, v_first: bool) -> Tensor:
@@ -97,7 +95,6 @@ def chunk_vector(
         lower=0.0 if lower_bound is None else float(lower_bound),
         beta=beta_mode,
         norm=norm,
-        # The tree's scores of a token with itself are not rounded twice: over few tokens nothing averages out.
         exact=q.shape[1] < FEW or not bounded_gate(gate_in_kernel, safe_gate, lower_bound),
         v_first=v_first,
         uncovered=uncovered,

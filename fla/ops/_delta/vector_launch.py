@@ -19,6 +19,7 @@ from fla.ops._common.vector_launch import (  # noqa: F401
 )
 from fla.ops._delta.kernels.common import any_long
 from fla.ops._delta.kernels.vector_grad import vector_grad, vector_scores
+from fla.ops._delta.kernels.vector_grad_exact import vector_grad_exact
 from fla.ops._delta.kernels.vector_prep import vector_prep
 from fla.ops._delta.kernels.vector_scan import vector_merge, vector_scan, vector_scan_bwd
 
@@ -28,7 +29,8 @@ run_prep, run_scan, run_scan_bwd = (
     NamedLauncher(vector_scan_bwd),
 )
 run_any = Launcher(any_long)
-run_merge, run_scores, run_grad = NamedLauncher(vector_merge), NamedLauncher(vector_scores), NamedLauncher(vector_grad)
+run_merge, run_scores = NamedLauncher(vector_merge), NamedLauncher(vector_scores)
+run_grad, run_grad_exact = NamedLauncher(vector_grad), NamedLauncher(vector_grad_exact)
 
 
 @constant

@@ -22,7 +22,7 @@ class VectorPlan:
         segments: parts along time (1: no split).
         tma, grad_tma, out_tma: copy tiles by descriptor; the gradient kernels, straight-line code, would wait for each
             tile they read (grad_tma), and write all three results (out_tma).
-        fetch: the gradient kernel calls its tiles into the L2 cache before it loads them.
+        seekers: programs that look for chunks of strong gates, an odd number: their strides meet all heads.
         score: operand type of the scores, "bf16", "fp16" or "fp32".
         prec: ``input_precision`` of fp32 products; gprec and iprec: of the sums of gates and of the inverse.
     """
@@ -40,7 +40,7 @@ class VectorPlan:
     tma: bool
     grad_tma: bool
     out_tma: bool
-    fetch: bool
+    seekers: int
     score: str
     gscore: str
     prec: str
@@ -112,6 +112,9 @@ def plan(
     # descriptor of a shared-memory operand of its levels from the wrong register: wrong gradients, or a fault.
     gkb = min(kp, 32 if half and exact else 64)
     vb = min(vp, (64 if wide else 128) if half else 32)
+    # Three programs a multiprocessor pay in the gradients too. With the gate made beside, wide V or the exact form
+    # there is no room for them.
+    three = half and not (exact or gated) and vb == vp and gkb == 64
     programs = sequences * heads * (vp // bv)
     segments = 1
     # The summaries cost more than the scan, so split only where it fills an idle chip.
@@ -132,7 +135,7 @@ def plan(
         tma=tma,
         grad_tma=False,
         out_tma=tma,
-        fetch=False,
+        seekers=2 * chip.sms + 1,
         score=score,
         gscore=gscore,
         prec=prec,
@@ -145,6 +148,6 @@ def plan(
         if bv_bwd >= 128
         else Launch(4, 3 if tma and not wide and not small else (1 if small and wide else 2)),
         scores=Launch(2, 1),
-        grad=Launch(4, 1),
+        grad=Launch(4, 1, 168 if three and chip.arch >= 90 else None),
         merge=Launch(4, 2),
     )

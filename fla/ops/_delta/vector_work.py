@@ -26,6 +26,7 @@ from fla.ops._delta.vector_launch import (
     rows_of,
     run_any,
     run_grad,
+    run_grad_exact,
     run_merge,
     run_prep,
     run_scan,
@@ -33,6 +34,10 @@ from fla.ops._delta.vector_launch import (
     run_scores,
 )
 from fla.ops._delta.vector_policy import VectorPlan, plan
+
+# Tokens below which the exact form does every chunk: its scores of a token with itself are not rounded twice, and over
+# few tokens nothing averages out.
+FEW = 16
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,9 @@ class Setup:
     btma: bool
     erase: bool  # a strength per key channel multiplies the read key alone; the value's has been multiplied in
     raw: bool  # bf16 decays are summed as they are, without rounding
+    tree: VectorPlan | None  # of the kernels for gates of any strength, where such may come
+    some: bool  # these only do the chunks that have strong gates; the others take the kernels of bounded gates
+    parts: int  # in which the gradient kernels leave sums over channels
     common: dict[str, Any]
     dims: dict[str, Any]
     gates: dict[str, Any]
@@ -87,15 +95,24 @@ def _setup(
     dtype, g, beta = dtypes
     T, K, H, V = q[1], q[3], v[2], v[3]
     work = torch.float32 if call.part == 2 else dtype
-    kind: dict[str, Any] = {"sequences": sequences, "heads": H, "length": T, "exact": call.exact}
+    some = call.exact and work != torch.float32 and T >= FEW
+    kind: dict[str, Any] = {"sequences": sequences, "heads": H, "length": T}
     kind.update(varlen=varlen, gated=call.gate > 0, erase=erase)
     # Descriptors address every head's tile: bases and heads on 16 bytes.
     aligned = aligned and K * dtype.itemsize % 16 == 0 and V * dtype.itemsize % 16 == 0 and has_descriptors()
-    p = plan(chip, str(dtype).removeprefix("torch."), K, V, normed=call.norm or call.part > 0, aligned=aligned, **kind)
+    kind.update(normed=call.norm or call.part > 0, aligned=aligned)
+    name = str(dtype).removeprefix("torch.")
+    p = plan(chip, name, K, V, exact=call.exact and not some, **kind)
+    tree = plan(chip, name, K, V, exact=True, **kind) if call.exact else None
+    parts = p.kp // min(p.gkb, p.gkb if tree is None else tree.gkb)
+    if tree is not None:
+        tree = replace(tree, gkb=p.kp // parts)
     if call.part == 2:
         # The parts of sums that both forms write are the same.
-        long = plan(chip, "float32", K, V, normed=False, aligned=False, **kind)
-        p = replace(long, segments=1, gkb=p.gkb, kp=p.kp, vp=p.vp)
+        kind.update(normed=False, aligned=False)
+        long = plan(chip, "float32", K, V, exact=call.exact, **kind)
+        p = replace(long, segments=1, gkb=p.kp // parts, kp=p.kp, vp=p.vp)
+        tree = p if call.exact else None
     ragged = varlen or T % 64 != 0
     gtma = p.tma and g.itemsize == 2 and g_aligned and K * 2 % 16 == 0
     btma = erase and p.tma and beta.itemsize == 2 and beta_aligned and K * 2 % 16 == 0
@@ -106,6 +123,9 @@ def _setup(
         btma=btma,
         erase=erase,
         raw=call.gate == 0 and g == torch.bfloat16 and p.gscore == "bf16",
+        tree=tree,
+        some=some,
+        parts=parts,
         common={
             "DT": TL_TYPES[work],
             "IO": TL_TYPES[dtype],
@@ -122,7 +142,6 @@ def _setup(
             "BIAS": call.gate > 0 and bias,
             "BETA": call.beta,
             "NORM": call.norm,
-            "EXACT": call.exact,
             "GTMA": gtma,
             "ERASE": erase,
             "BTMA": btma,
@@ -173,7 +192,8 @@ class Work:
             dt_bias is not None, self.chip, self.N, self.table.varlen,
             (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15 == 0, g.data_ptr() & 15 == 0, beta.data_ptr() & 15 == 0,
         )  # fmt: skip
-        self.plan, self.ragged, self.raw, self.erase = s.plan, s.ragged, s.raw, s.erase
+        self.plan, self.tree, self.some = s.plan, s.tree, s.some
+        self.ragged, self.raw, self.erase = s.ragged, s.raw, s.erase
         self.gtma, self.btma = s.gtma, s.btma
         self.tiles_n = max(self.table.chunks, 1) * self.H
         self.index = (self.table.cu, self.table.offsets)
@@ -216,44 +236,58 @@ class Work:
         return matrix_of(x, (block, width), self.plan.tma)
 
     def prepared(self, train: bool) -> Parts:
-        """Shapes and types of what `prep` makes: tiles, score matrices, decays, norms."""
+        """Shapes and types of what `prep` makes: tiles, score matrices, decays, marks of strong gates, norms."""
         p, n = self.plan, self.tiles_n
         parts: Parts = (
             ((n * 192, p.kp), self.dtype),
             ((n * 64 * (3 if train else 2), 32), self.dtype),
             ((n * 2, p.kp), torch.float32),
         )
+        if self.some:
+            parts = (*parts, ((n * 2,), torch.int32))
         return (*parts, ((n, 2, 64), torch.float32)) if train and self.call.norm else parts
 
     def carve(self, room: Tensor, train: bool) -> None:
         """Take `room`, which `prep` fills or has filled."""
         self.room, self.nm = room, 3 if train else 2
-        self.tiles, self.mats, self.decay, *norms = carve(room, self.prepared(train))
-        self.norms = norms[0] if norms else self.decay
+        self.tiles, self.mats, self.decay, *more = carve(room, self.prepared(train))
+        self.marks = more.pop(0) if self.some else None
+        self.norms = more[0] if more else self.decay
 
     def prep(self, train: bool) -> None:
         """Tiles, score matrices and decays of all chunks."""
-        p = self.plan
         self.carve(room_for(self.prepared(train), self.q), train)
         if self.table.chunks == 0:
             return
-        marks = self.new(self.tiles_n, dtype=torch.int32) if self.call.part == 1 else self.long
+        keys = self.new(self.tiles_n, dtype=torch.int32) if self.call.part == 1 else self.long
+        self._prep(train, self.plan, keys, exact=self.call.exact and not self.some)
+        if self.some:
+            assert self.tree is not None
+            self._prep(train, self.tree, keys, exact=True)
+        if self.call.part == 1:
+            self.long = self.new(8, dtype=torch.int32)
+            run_any(1, (keys, self.long, self.tiles_n), {"BLOCK": 1024}, {"num_warps": 4}, (keys,))
+
+    def _prep(self, train: bool, p: VectorPlan, keys: Tensor | None, *, exact: bool) -> None:
         gprec = "raw" if self.raw else p.gprec
         gtma = self.gtma and not p.loop
         run = self.fixed(
             run_prep,
             p.prep,
-            (train,),
+            (train, exact),
             lambda: {
                 "K": self.K,
                 "KP": p.kp,
                 "KB": p.kb,
+                "EXACT": exact,
                 "TRAIN": train,
                 "GPREC": gprec,
                 "SD": TL_TYPES[p.score],
                 "IPREC": p.iprec,
                 "LOOP": p.loop,
                 "GTMA": gtma,
+                "FREE": self.some and not exact,
+                "SOME": exact and self.some,
             },
         )
         run(
@@ -271,7 +305,8 @@ class Work:
                 self.mat(self.tiles, 64, p.kb),
                 self.mat(self.mats, 64, 32),
                 self.norms,
-                marks,
+                keys,
+                self.marks,
                 self.T,
                 self.table.per_sequence,
                 self.H,
@@ -281,9 +316,6 @@ class Work:
             ),
             (self.q, self.g, self.beta, self.a_log, self.dt_bias),
         )
-        if self.call.part == 1:
-            self.long = self.new(8, dtype=torch.int32)
-            run_any(1, (marks, self.long, self.tiles_n), {"BLOCK": 1024}, {"num_warps": 4}, (marks,))
 
     def _scan(
         self,
@@ -455,9 +487,8 @@ class Work:
 
     def gradients(self) -> Gradients:
         """Room for what `grad` writes."""
-        p = self.plan
         B, T, H, K = self.B, self.T, self.H, self.K
-        groups = p.kp // p.gkb
+        groups = self.setup.parts
         chunks = 2 * self.table.chunks
         wide = torch.float32 if H > self.HK else self.q.dtype
         make = torch.zeros if self.call.uncovered else torch.empty
@@ -494,14 +525,9 @@ class Work:
     ) -> None:
         """Chunk-local gradients, into ``r``."""
         p = self.plan
-        B, T, H, K = self.B, self.T, self.H, self.K
-        group = H // self.HK
-        groups = p.kp // p.gkb
+        T, H = self.T, self.H
         chunks = 2 * self.table.chunks
-        dq, dk, dg, db, da, dbias = r.dq, r.dk, r.dg, r.db, r.da, r.dbias
         tma = p.grad_tma
-        same = dg.dtype == dq.dtype
-        otma = p.out_tma and not self.ragged and group == 1 and p.kp == K
         if chunks > 0:
             scores = self.new(self.tiles_n * 128, 32, dtype=TORCH_TYPES[p.gscore])
             vecs = self.new(self.tiles_n * 2, 5, 32, dtype=torch.float32)
@@ -543,58 +569,67 @@ class Work:
                 ),
                 (self.v, self.beta, do),
             )
-            run = self.fixed(
-                run_grad,
-                p.grad,
-                (otma, same),
-                lambda: {
-                    "KB": p.gkb,
-                    "VB": p.vb,
-                    "GPREC": p.prec,
-                    "SD": TL_TYPES[p.gscore],
-                    "OTMA": otma,
-                    "DGTMA": otma and same,
-                    "RAW": self.raw,
-                    "TMA": tma,
-                    "GTMA": tma and self.gtma,
-                    "BTMA": tma and self.btma,
-                    "FETCH": p.fetch and not tma,
-                },
-            )
-            run(
-                groups * H * chunks,
-                (
-                    self.decay,
-                    rows_of(self.beta, (32, p.gkb), tma and self.btma),
-                    rows_of(self.q, (32, p.gkb), tma),
-                    rows_of(self.k, (32, p.gkb), tma),
-                    rows_of(self.g, (32, p.gkb), tma and self.gtma),
-                    rows_of(do, (32, p.vb), tma),
-                    matrix_of(news, (p.vb, 32), tma),
-                    matrix_of(ys, (p.vb, 32), tma),
-                    matrix_of(states, (p.vb, p.gkb), tma),
-                    matrix_of(exits, (p.vb, p.gkb), tma),
-                    matrix_of(scores, (32, 32), tma),
-                    vecs,
-                    self.norms,
-                    one_matrices(torch.bfloat16 if p.gscore == "bf16" else torch.float32, self.q.device),
-                    self.a_log,
-                    self.dt_bias,
-                    self.table.rows,
-                    rows_of(dq, (32, p.gkb), otma),
-                    rows_of(dk, (32, p.gkb), otma),
-                    rows_of(dg, (32, p.gkb), otma and same),
-                    db,
-                    da,
-                    dbias,
-                    self.long,
-                    T,
-                    self.table.per_sequence,
-                    H,
-                    group,
-                    B * T,
-                    self.call.scale,
-                    self.call.lower,
-                ),
-                (self.q, self.g, self.beta, do, self.a_log, self.dt_bias, dq),
-            )
+            if self.some or not self.call.exact:
+                self._grad(run_grad, p, do, states, news, exits, ys, scores, vecs, r)
+            if self.tree is not None:
+                self._grad(run_grad_exact, self.tree, do, states, news, exits, ys, scores, vecs, r)
+
+    def _grad(
+        self, launcher: Launcher, p: VectorPlan, do: Tensor, states: Tensor, news: Tensor, exits: Tensor, ys: Tensor,
+        scores: Tensor, vecs: Tensor, r: Gradients,
+    ) -> None:  # fmt: skip
+        B, T, H, K = self.B, self.T, self.H, self.K
+        group = H // self.HK
+        dq, dk, dg = r.dq, r.dk, r.dg
+        same = dg.dtype == dq.dtype
+        otma = p.out_tma and not self.ragged and group == 1 and p.kp == K
+        units = p.kp // p.gkb * H * 2 * self.table.chunks
+        run = self.fixed(
+            launcher,
+            p.grad,
+            (otma, same),
+            lambda: {
+                "KB": p.gkb,
+                "VB": p.vb,
+                "GPREC": p.prec,
+                "SD": TL_TYPES[p.gscore],
+                "OTMA": otma,
+                "DGTMA": otma and same,
+                "RAW": self.raw,
+                "FREE": self.some,
+                "SOME": self.some,
+                "PARTS": self.setup.parts,
+            },
+        )
+        args = (
+            self.decay,
+            self.beta,
+            self.q,
+            self.k,
+            self.g,
+            do,
+            news,
+            ys,
+            states,
+            exits,
+            scores,
+            vecs,
+            self.norms,
+            one_matrices(torch.bfloat16 if p.gscore == "bf16" else torch.float32, self.q.device),
+            self.a_log,
+            self.dt_bias,
+            self.table.rows,
+            rows_of(dq, (32, p.gkb), otma),
+            rows_of(dk, (32, p.gkb), otma),
+            rows_of(dg, (32, p.gkb), otma and same),
+            r.db,
+            r.da,
+            r.dbias,
+        )
+        tail = (T, self.table.per_sequence, H, group, B * T, self.call.scale, self.call.lower)
+        given = (self.q, self.g, self.beta, do, self.a_log, self.dt_bias, dq)
+        if launcher is run_grad:
+            run(units, (*args, self.long, *tail), given)
+        else:
+            programs = min(units, p.seekers) if self.some else units
+            run(programs, (*args, self.marks, self.long, *tail, units), given)

@@ -44,7 +44,7 @@ def test_every_plan_fits_the_buffer(buffer, dtype):
 
 def test_plans_ask_for_nothing_that_triton_ascend_lacks():
     for plan in plans(192 * KIB, "bfloat16", 128, 128):
-        for name in ("descriptors", "tma", "grad_tma", "fetch"):
+        for name in ("descriptors", "tma", "grad_tma"):
             assert not getattr(plan, name, False)
         options = [getattr(plan, name).options(described(192 * KIB, 20)) for name in ("grad",)]
         assert options == [{"num_warps": 1, "num_stages": 1}]

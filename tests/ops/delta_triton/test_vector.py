@@ -102,6 +102,61 @@ def test_any_decay_is_exact(dtype):
     check(run(x), 1e-5 if dtype == torch.float32 else 2e-3)
 
 
+def work_of(x, **settings):
+    call = vector_work.VectorCall(scale=1.0, exact=True, **{"norm": True, **settings})
+    return vector_work.Work(call, *map(x.get, ("q", "k", "v", "g", "beta", "A_log", "dt_bias")), None)
+
+
+def marks_of(x, **settings):
+    """Which chunks of 32 tokens `[heads, chunks]` the first stage finds strong."""
+    work = work_of(x, **settings)
+    work.prep(train=True)
+    chunks = -(-x["q"].shape[1] // 32)
+    return work.marks.view(-1, x["v"].shape[2], 2).transpose(0, 1).flatten(1)[:, :chunks].tolist()
+
+
+def test_chunks_are_told_apart_at_231_bits_in_any_channel():
+    x = make_inputs(T=140, H=2, K=32, gate="mixed", dtype=torch.float16)
+    assert marks_of(x) == [[0, 1, 1, 0, 0], [0, 0, 1, 1, 0]]
+    x["g"] = torch.zeros_like(x["g"])
+    assert marks_of(x) == [[0] * 5, [0] * 5]
+    x["g"][0, 40, 1, 31] = -160.0  # nat: 230.8 bits
+    assert marks_of(x) == [[0] * 5, [0] * 5]
+    x["g"][0, 40, 1, 31] = -161.0
+    assert marks_of(x) == [[0] * 5, [0, 1, 0, 0, 0]]
+    x["g"][0, 100, 0, 0] = -float("inf")
+    assert marks_of(x) == [[0, 0, 0, 1, 0], [0, 1, 0, 0, 0]]
+
+
+def test_gates_of_a_head_with_a_steep_rate_are_strong():
+    x = make_inputs(T=64, H=2, K=32, gate="raw mixed", dtype=torch.float16)
+    assert marks_of(x, gate=1) == [[1, 1], [0, 0]]
+
+
+def test_large_elements_without_the_norm_take_the_exact_form():
+    x = make_inputs(T=64, H=2, K=32, normed=True, dtype=torch.float16)
+    assert marks_of(x, norm=False) == [[0, 0], [0, 0]]
+    x["q"][0, 3, 1, 7] = 2000.0
+    assert marks_of(x, norm=False) == [[0, 0], [1, 1]]
+    check(run(x, norm=False), 5e-3)
+
+
+@pytest.mark.parametrize("channels", [False, True])
+def test_strong_gates_in_some_chunks_and_heads_beside_mild_ones(channels):
+    x = make_inputs(T=140, H=2, K=32, gate="mixed", dtype=torch.float16, channels=channels, sequences=1)
+    check(run(x), 5e-3)
+
+
+def test_strong_gates_in_several_blocks_of_channels_with_grouped_values_in_packed_sequences():
+    x = make_inputs(T=100, H=1, HV=2, K=72, V=40, gate="mixed", dtype=torch.float16, sequences=3)
+    check(run(x, cu=[0, 35, 36, 100]), 5e-3)
+
+
+def test_strong_gates_made_in_the_kernel_beside_mild_ones():
+    x = make_inputs(T=70, H=2, K=72, V=32, gate="raw mixed", dtype=torch.float16, raw_beta=True)
+    check(run(x, raw=True, sigmoid=1.0), 5e-3)
+
+
 def test_gradients_of_any_scale_under_the_bounded_gate():
     check(run(make_inputs(T=64), safe=True, scale_do=1e-9))
 
@@ -230,13 +285,16 @@ def test_erase_gates_also_return_states_before_chunks():
         assert ht.shape == (1, 1, 16, 16)
 
 
-@pytest.mark.parametrize(("T", "same"), [(1, True), (15, True), (16, False)])
-def test_few_tokens_take_the_exact_form_of_the_scores(T, same):
+@pytest.mark.parametrize(("T", "some"), [(1, False), (15, False), (16, True)])
+def test_few_tokens_take_the_exact_form_of_the_scores(T, some):
     x = make_inputs(T=T, dtype=torch.float16, sequences=1)
+    assert work_of(x).some == some
     with torch.no_grad():
         o, ht = call(x, safe=True)
         want, want_ht = call(x, safe=False)
-    assert (torch.equal(o, want) and torch.equal(ht, want_ht)) == same
+    # From 16 tokens on both take the short form: nothing is strong here.
+    assert torch.equal(o, want)
+    assert torch.equal(ht, want_ht)
 
 
 def _unit(x):

@@ -55,6 +55,18 @@ def test_the_first_stage_is_a_loop_of_one_turn_where_that_was_measured():
     assert not any(make(chip).loop for chip in ("sm80", "sm100", "sm120"))
 
 
+def test_three_programs_a_multiprocessor_make_gradients_where_they_fit():
+    assert make().grad.regs == 168
+    assert make(K=64, V=64).grad.regs == 168
+    wide = ({"exact": True}, {"gated": True}, {"V": 256}, {"K": 32, "V": 32}, {"dtype": "float32"}, {"chip": "sm80"})
+    assert not any(make(**k).grad.regs for k in wide)
+
+
+def test_programs_that_look_for_strong_gates_fill_the_chip_in_odd_strides():
+    for name, chip in CHIPS.items():
+        assert make(name, exact=True).seekers == 2 * chip.sms + 1
+
+
 def test_the_fixed_anchor_never_meets_fp16():
     assert make(dtype="float16").score == "bf16"
     assert make(dtype="float16", exact=True).score == "fp16"

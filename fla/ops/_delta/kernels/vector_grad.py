@@ -21,13 +21,13 @@ from fla.ops._delta.kernels.vector_math import (
     fetch,
     gate_sum,
     grad_sum,
-    level_pairs,
     load_tile,
     log_decay,
     log_decay_grad,
     narrow,
     one_matrix,
     raw_decay,
+    rcp,
     split_gates,
     store_tile,
     write_rate,
@@ -145,308 +145,216 @@ def vector_scores(
     tl.store(vp + 128, tl.zeros((32,), tl.float32) + unit)
 
 
-@triton.jit
-def level_terms(
-    A, F, bt, kn, qn, gh, gr, ones, lv, SD: tl.constexpr, PREC: tl.constexpr, GPREC: tl.constexpr, RAW: tl.constexpr
-):
-    """Pairs whose tokens part at one level of the tree: every factor is at most 1 and each token has one role.
-
-    Returns the gradients of q, of k read, of k written and of the decay.
-    """
-    pairs = level_pairs(16 >> lv, 32)
-    Al = tl.where(pairs, A, 0.0).to(SD)
-    Fl = tl.where(pairs, F, 0.0).to(SD)
-    m = one_matrix(ones, 3 + lv, 32)
-    f = ex2(gate_sum(gh, gr, tl.trans(m), SD, GPREC, RAW))
-    kk = kn * f
-    qq = qn * f
-    kb = narrow(kk, SD)
-    pq = tl.dot(kb, tl.trans(Al), input_precision=PREC)
-    h = qq * pq
-    pr = tl.dot(kb, tl.trans(Fl), input_precision=PREC)
-    h += (kk * bt) * pr
-    pw = tl.dot(narrow(qq, SD), Al, input_precision=PREC)
-    pw = tl.dot(narrow(kk * bt, SD), Fl, pw, input_precision=PREC)
-    h += kk * pw
-    return f * pq, f * pr, f * pw, grad_sum(h, m, SD, PREC, False)
-
-
 @triton.jit(do_not_specialize=["T", "NT", "H", "GROUP", "ROWSALL"])
 def vector_grad(
-    decay,
-    beta,
-    q,
-    k,
-    g,
-    do,
-    news,
-    ys,
-    states,
-    exits,
-    scores,
-    vecs,
-    norms,
-    ones,
-    a_log,
-    dt_bias,
-    table,
-    dq,
-    dk,
-    dg,
-    db,
-    da,
-    dbias,
-    long,
-    T,
-    NT,
-    H,
-    GROUP,
-    ROWSALL,
-    scale,
-    lower,
-    K: tl.constexpr,
-    KP: tl.constexpr,
-    KB: tl.constexpr,
-    V: tl.constexpr,
-    VP: tl.constexpr,
-    VB: tl.constexpr,
-    GATE: tl.constexpr,
-    RATE: tl.constexpr,
-    BIAS: tl.constexpr,
-    BETA: tl.constexpr,
-    NORM: tl.constexpr,
-    EXACT: tl.constexpr,
-    DT: tl.constexpr,
-    IO: tl.constexpr,
-    SD: tl.constexpr,
-    PREC: tl.constexpr,
-    GPREC: tl.constexpr,
-    VARLEN: tl.constexpr,
-    ROWS: tl.constexpr,
-    TMA: tl.constexpr,
-    GTMA: tl.constexpr,
-    OTMA: tl.constexpr,
-    DGTMA: tl.constexpr,
-    RAW: tl.constexpr,
-    ERASE: tl.constexpr,
-    BTMA: tl.constexpr,
-    FETCH: tl.constexpr,
-    PART: tl.constexpr,
-):
-    """One program per (KB channels, head, 32 tokens), after `vector_scores`.
+    decay, beta, q, k, g, do, news, ys, states, exits, scores, vecs, norms, ones, a_log, dt_bias, table, dq, dk, dg, db,
+    da, dbias, long, T, NT, H, GROUP, ROWSALL, scale, lower, K: tl.constexpr, KP: tl.constexpr, KB: tl.constexpr,
+    V: tl.constexpr, VP: tl.constexpr, VB: tl.constexpr, GATE: tl.constexpr, RATE: tl.constexpr, BIAS: tl.constexpr,
+    BETA: tl.constexpr, NORM: tl.constexpr, DT: tl.constexpr, IO: tl.constexpr, SD: tl.constexpr, PREC: tl.constexpr,
+    GPREC: tl.constexpr, VARLEN: tl.constexpr, ROWS: tl.constexpr, OTMA: tl.constexpr, DGTMA: tl.constexpr,
+    RAW: tl.constexpr, ERASE: tl.constexpr, PART: tl.constexpr, FREE: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """One program per (KB channels, head, 32 tokens), after `vector_scores`, for decays of at most 231 bits a chunk.
 
-    dq, dk: [rows, H, K] (per value head); dg: gradient of ``g``; db: [groups, rows, H] fp32 parts of ``dbeta``;
+    dq, dk: [rows, H, K] (per value head); dg: gradient of ``g``; db: [PARTS, rows, H] fp32 parts of ``dbeta``;
     (ERASE: [rows, H, K] in the dtype of ``beta``, which is of that shape and multiplies the read key alone);
-    da: [groups, 2 NT, H] and dbias: [2 NT, H, K] fp32 parts of the gate's parameter gradients.
+    da: [PARTS, 2 NT, H] and dbias: [2 NT, H, K] fp32 parts of the gate's parameter gradients.
+    FREE: gates are not promised to be weak; where they are not, `vector_grad_exact` writes everything again.
     """
     if PART:
         if idle(long, PART):
             return
     NG: tl.constexpr = KP // KB
-    pid = tl.program_id(0)
-    sg = pid % NG
-    h = (pid // NG) % H
-    ic = pid // (NG * H)
-    sub = ic % 2
-    row, n = chunk_at(table, ic // 2, T, NT, 64, VARLEN)
+    sg = tl.program_id(0) % NG
+    w2 = tl.program_id(0) // NG
+    sub = w2 % 2
+    w = w2 // 2
+    h = w % H
+    ic = (w // H) * 2 + sub
+    row, n = chunk_at(table, w // H, T, NT, 64, VARLEN)
     row += sub * 32
     n -= sub * 32
-    gi = sg.to(tl.int64) * (tl.num_programs(0) // NG) + ic * H + h
+    R: tl.constexpr = PARTS // NG
+    units = tl.num_programs(0) // NG
+    gi = (sg * R).to(tl.int64) * units + ic * H + h
     gc = (ic.to(tl.int64) * H + h) * K
     cc = tl.arange(0, KB)
     c0 = sg * KB
     if n <= 0:
         # nothing in this half of a tile: its parts of the sums over chunks count as 0
         if RATE:
-            tl.store(da + gi, 0.0)
+            for i in tl.static_range(R):
+                tl.store(da + gi + i * units, 0.0)
         if BIAS:
             tl.store(dbias + gc + c0 + cc, tl.zeros((KB,), tl.float32), mask=c0 + cc < K)
         return
     NVB: tl.constexpr = VP // VB
     VC: tl.constexpr = V != VP
     KC: tl.constexpr = K != KP
-    RD: tl.constexpr = ROWS and not TMA
     hk = h // GROUP
     HK = H // GROUP
     r = tl.arange(0, 32)
     j = r[None, :]
-    w = (ic // 2) * H + h
-    w2 = w * 2 + sub
     wn = w.to(tl.int64) * 128 + sub * 32
     at = (row + r).to(tl.int64) * H + h
     vp = vecs + w2.to(tl.int64) * 160
-    if FETCH:
-        # The compiler makes one tile ready after another: what is far away is called for at once.
-        iv = tl.arange(0, VP)
-        il = tl.minimum(row + r, row + n - 1).to(tl.int64)
-        fetch(states + (w2 * VP + iv).to(tl.int64) * KP + c0)
-        fetch(exits + (w2 * VP + iv).to(tl.int64) * KP + c0)
-        fetch(g + (il * H + h) * K + c0)
-        fetch(k + (il * HK + hk) * K + c0)
-        fetch(q + (il * HK + hk) * K + c0)
-        fetch(news + (w * VP + iv).to(tl.int64) * 64 + sub * 32)
-        fetch(ys + (w * VP + iv).to(tl.int64) * 64 + sub * 32)
-        fetch(do + (il * H + h) * V)
-        if VP > 64:
-            fetch(do + (il * H + h) * V + 64)
-    unit = tl.load(vp + 128)
-    back = 1.0 / unit
-    # All loads first: nothing else is held yet, and they travel together.
-    x = load_tile(g, row, n, h * K + c0, K - c0, H * K, 32, KB, GTMA, ROWS, KC)
-    kf = load_tile(k, row, n, hk * K + c0, K - c0, HK * K, 32, KB, TMA, ROWS, KC)
-    qf = load_tile(q, row, n, hk * K + c0, K - c0, HK * K, 32, KB, TMA, ROWS, KC)
-    A = load_tile(scores, w2 * 64, 32, 0, 32, 32, 32, 32, TMA, False, False)
-    F = load_tile(scores, w2 * 64 + 32, 32, 0, 32, 32, 32, 32, TMA, False, False)
-    if NVB == 1:
-        vT = load_tile(news, w * VP, VB, sub * 32, 64, 64, VB, 32, TMA, False, False)
-        yT = load_tile(ys, w * VP, VB, sub * 32, 64, 64, VB, 32, TMA, False, False)
-        dot = load_tile(do, row, n, h * V, V, H * V, 32, VB, TMA, RD, VC).to(DT)
-        St = load_tile(states, w2 * VP, VB, c0, KP, KP, VB, KB, TMA, False, False)
-        Xt = load_tile(exits, w2 * VP, VB, c0, KP, KP, VB, KB, TMA, False, False)
-    if ERASE:
-        bt = tl.trans(load_tile(beta, row, n, h * K + c0, K - c0, H * K, 32, KB, BTMA, ROWS, KC)).to(tl.float32)
-    else:
-        bv = write_rate(tl.load(beta + at, mask=r < n, other=0.0), BETA)
-        if ROWS:
-            bv = tl.where(r < n, bv, 0.0)
-        bt = bv[None, :]
-    rq = tl.zeros((32,), tl.float32) + 1.0
-    rk = rq
-    if NORM:
-        rq = tl.load(norms + wn + r)
-        rk = tl.load(norms + wn + 64 + r)
-    rq = rq * scale
-    if not ERASE:
-        dbv = tl.load(vp + 64 + r) * tl.where(sg == 0, 1.0, 0.0)
-    rate = 1.0
-    if RATE:
-        rate = tl.exp(tl.load(a_log + h).to(tl.float32))
-    tri = one_matrix(ones, 0, 32)
-    tru = one_matrix(ones, 1, 32)
-    x = tl.trans(x)
-    bias = 0.0
-    if BIAS:
-        bias = tl.load(dt_bias + h * K + c0 + cc, mask=c0 + cc < K, other=0.0).to(tl.float32)[:, None]
-    if RAW:
-        gl = raw_decay(x, EXACT)
-    else:
-        x = x.to(tl.float32)
-        gl = log_decay(x, rate, bias, lower, GATE, EXACT)
-    if ROWS:
-        gl = tl.where(j < n, gl, 0.0).to(gl.dtype)
-    gh, gr = split_gates(gl, SD, RAW)
-    es = ex2(gate_sum(gh, gr, tl.trans(tru), SD, GPREC, RAW))
-    G = gate_sum(gh, gr, tl.trans(tri), SD, GPREC, RAW)
-    # Each product stands right before its use: results are the largest things held.
-    if NVB == 1:
-        SX = tl.dot(tl.trans(St), Xt, input_precision=PREC)
-        VX = tl.dot(tl.trans(Xt), vT, input_precision=PREC)
-    else:
-        QS = tl.zeros((KB, 32), tl.float32)
-        YS = tl.zeros((KB, 32), tl.float32)
-        VX = tl.zeros((KB, 32), tl.float32)
-        SX = tl.zeros((KB, KB), tl.float32)
-        for b in tl.static_range(NVB):
-            vT = load_tile(news, w * VP + b * VB, VB, sub * 32, 64, 64, VB, 32, TMA, False, False)
-            dot = load_tile(do, row, n, h * V + b * VB, V - b * VB, H * V, 32, VB, TMA, RD, VC).to(DT)
-            yT = load_tile(ys, w * VP + b * VB, VB, sub * 32, 64, 64, VB, 32, TMA, False, False)
-            St = load_tile(states, w2 * VP + b * VB, VB, c0, KP, KP, VB, KB, TMA, False, False)
-            Xt = load_tile(exits, w2 * VP + b * VB, VB, c0, KP, KP, VB, KB, TMA, False, False)
-            SX = tl.dot(tl.trans(St), Xt, SX, input_precision=PREC)
-            QS = tl.dot(tl.trans(St), tl.trans(dot), QS, input_precision=PREC)
-            YS = tl.dot(tl.trans(St), yT, YS, input_precision=PREC)
-            VX = tl.dot(tl.trans(Xt), vT, VX, input_precision=PREC)
-    ss = tl.sum(tl.where(cc[:, None] == cc[None, :], SX, 0.0), 1)
-    ss = ss * back * tl.load(decay + w2.to(tl.int64) * KP + c0 + cc)
-    kf = tl.trans(kf).to(tl.float32)
-    kn = kf * rk[None, :]
-    # hp and hs: gradients of the decay summed up to a token, and after it
-    xw = (es * back) * VX
-    xg = grad_sum(kn * xw, tru, SD, PREC, False) + ss[:, None]
-    if EXACT:
-        Ed = ex2(G) * back
-    else:
-        E = ex2(G + SHIFT)
-        Ei = ex2((G + SHIFT) * -1.0)
-        Ed = E * (back * UNSHIFT)
-    if NVB == 1:
-        QS = tl.dot(tl.trans(St), tl.trans(dot), input_precision=PREC)
-    if ROWS:
-        QS = tl.where(j < n, QS, 0.0)
-    qf = tl.trans(qf).to(tl.float32)
-    qn = qf * rq[None, :]
-    xq = Ed * QS
-    hp = qn * xq
-    if not EXACT:
-        kc = narrow(kn * Ei, SD)
-        qr = narrow(qn * E, SD)
-        p = tl.dot(kc, tl.trans(A), input_precision=PREC)
-        hp += qr.to(tl.float32) * p
-        xq += E * p
-    if NVB == 1:
-        YS = tl.dot(tl.trans(St), yT, input_precision=PREC)
-    xr = -Ed * YS
-    hp += kn * (bt * xr)
-    if EXACT:
-        diag = tl.load(vp + 96 + r)[None, :]
-        xq += diag * kn
-        xw += diag * qn
-        for lv in tl.range(0, 5):
-            pq, pr, pw, pg = level_terms(A, F, bt, kn, qn, gh, gr, ones, lv, SD, PREC, GPREC, RAW)
-            xq += pq
-            xr += pr
-            xw += pw
-            xg += pg
-    xq = xq * (rq * unit)[None, :]
-    if NORM:
-        xq -= qf * tl.load(vp + r)[None, :]
-    if OTMA:
-        dq.store([row, h * K + c0], tl.trans(xq.to(IO)))
-    else:
-        xq = tl.trans(xq).to(dq.dtype.element_ty)
-        store_tile(dq, xq, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
-    if not EXACT:
-        kr = narrow(kn * (E * bt), SD)
-        p = tl.dot(kc, tl.trans(F), input_precision=PREC)
-        hp += kr.to(tl.float32) * p
-        xr += E * p
-        p = tl.dot(qr, A, input_precision=PREC)
-        p = tl.dot(kr, F, p, input_precision=PREC)
-        hp -= kc.to(tl.float32) * p
-        xw += Ei * p
-    if ERASE:
-        xb = tl.trans((kf * xr) * (rk * unit)[None, :]).to(db.dtype.element_ty)
-        store_tile(db, xb, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
-    else:
-        dbv += tl.sum(kf * xr, 0) * (rk * unit)
-    xk = (xr * bt + xw) * (rk * unit)[None, :]
-    if NORM:
-        xk -= kf * tl.load(vp + 32 + r)[None, :]
-    if OTMA:
-        dk.store([row, h * K + c0], tl.trans(xk.to(IO)))
-    else:
-        xk = tl.trans(xk).to(dk.dtype.element_ty)
-        store_tile(dk, xk, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
-    xg = (xg + grad_sum(hp, tri, SD, PREC, not EXACT)) * unit
-    if GATE > 0:
-        xg, xa = log_decay_grad(xg, x, rate, bias, lower, GATE)
-        if RATE:
-            if ROWS:
-                xa = tl.where(j < n, xa, 0.0)
-            if KC:
-                xa = tl.where(c0 + cc[:, None] < K, xa, 0.0)
-            tl.store(da + gi, tl.sum(tl.sum(xa, 1), 0))
-        if BIAS:
-            y = xg
-            if ROWS:
-                y = tl.where(j < n, xg, 0.0)
-            tl.store(dbias + gc + c0 + cc, tl.sum(y, 1), mask=c0 + cc < K)
-    if DGTMA:
-        dg.store([row, h * K + c0], tl.trans(xg).to(IO))
-    else:
-        xg = tl.trans(xg).to(dg.dtype.element_ty)
-        store_tile(dg, xg, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
-    if not ERASE:
-        if BETA > 0:
-            dbv = dbv * bv * (1.0 - bv / BETA)
-        tl.store(db + (sg.to(tl.int64) * ROWSALL) * H + at, dbv, mask=r < n)
+    # Needed late, when it would be waited for
+    fetch(vp + tl.arange(0, 128))
+    for turn in tl.range(0, tl.minimum(n, 1), num_stages=2):
+        # A loop of one turn and a condition that always holds: in a loop the compiler lets copies to memory finish
+        # behind what follows, and behind a condition it does not make room for two turns.
+        if turn < n:
+            # All loads first: nothing else is held yet, and they travel together.
+            x = load_tile(g, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
+            kf = load_tile(k, row, n, hk * K + c0, K - c0, HK * K, 32, KB, False, ROWS, KC)
+            qf = load_tile(q, row, n, hk * K + c0, K - c0, HK * K, 32, KB, False, ROWS, KC)
+            if ERASE:
+                bt = load_tile(beta, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
+            if NVB == 1:
+                St = load_tile(states, w2 * VP, VB, c0, KP, KP, VB, KB, False, False, False)
+                Xt = load_tile(exits, w2 * VP, VB, c0, KP, KP, VB, KB, False, False, False)
+                vT = load_tile(news, w * VP, VB, sub * 32, 64, 64, VB, 32, False, False, False)
+                yT = load_tile(ys, w * VP, VB, sub * 32, 64, 64, VB, 32, False, False, False)
+                dot = load_tile(do, row, n, h * V, V, H * V, 32, VB, False, ROWS, VC).to(DT)
+            A = load_tile(scores, w2 * 64, 32, 0, 32, 32, 32, 32, False, False, False)
+            F = load_tile(scores, w2 * 64 + 32, 32, 0, 32, 32, 32, 32, False, False, False)
+            tri = one_matrix(ones, 0, 32)
+            unit = tl.load(vp + 128)
+            rate = 1.0
+            if RATE:
+                rate = tl.exp(tl.load(a_log + h).to(tl.float32))
+            bias = 0.0
+            if BIAS:
+                bias = tl.load(dt_bias + h * K + c0 + cc, mask=c0 + cc < K, other=0.0).to(tl.float32)[:, None]
+            rq = tl.zeros((32,), tl.float32) + 1.0
+            rk = rq
+            if NORM:
+                rq = tl.load(norms + wn + r)
+                rk = tl.load(norms + wn + 64 + r)
+            rq = rq * scale
+            # Another layout follows, through shared memory. Held back by a mask, that does not come between the loads.
+            here = (r[:, None] < n) & (cc[None, :] >= 0)
+            x = tl.trans(tl.where(here, x, 0.0))
+            kf = tl.trans(tl.where(here, kf, 0.0))
+            qf = tl.trans(tl.where(here, qf, 0.0))
+            if ERASE:
+                bt = tl.trans(tl.where(here, bt, 0.0)).to(tl.float32)
+            else:
+                bv = write_rate(tl.load(beta + at, mask=r < n, other=0.0), BETA)
+                if ROWS:
+                    bv = tl.where(r < n, bv, 0.0)
+                bt = bv[None, :]
+            back = 1.0 / unit
+            if RAW:
+                gl = raw_decay(x, FREE)
+            else:
+                gl = log_decay(x.to(tl.float32), rate, bias, lower, GATE, FREE)
+            if ROWS and GATE > 0:
+                gl = tl.where(j < n, gl, 0.0).to(gl.dtype)
+            gh, gr = split_gates(gl, SD, RAW)
+            G = gate_sum(gh, gr, tl.trans(tri), SD, GPREC, RAW)
+            if NVB == 1:
+                SX = tl.dot(tl.trans(St), Xt, input_precision=PREC)
+            else:
+                QS = tl.zeros((KB, 32), tl.float32)
+                YS = tl.zeros((KB, 32), tl.float32)
+                VX = tl.zeros((KB, 32), tl.float32)
+                SX = tl.zeros((KB, KB), tl.float32)
+                for b in tl.static_range(NVB):
+                    vT = load_tile(news, w * VP + b * VB, VB, sub * 32, 64, 64, VB, 32, False, False, False)
+                    dot = load_tile(do, row, n, h * V + b * VB, V - b * VB, H * V, 32, VB, False, ROWS, VC).to(DT)
+                    yT = load_tile(ys, w * VP + b * VB, VB, sub * 32, 64, 64, VB, 32, False, False, False)
+                    St = load_tile(states, w2 * VP + b * VB, VB, c0, KP, KP, VB, KB, False, False, False)
+                    Xt = load_tile(exits, w2 * VP + b * VB, VB, c0, KP, KP, VB, KB, False, False, False)
+                    SX = tl.dot(tl.trans(St), Xt, SX, input_precision=PREC)
+                    QS = tl.dot(tl.trans(St), tl.trans(dot), QS, input_precision=PREC)
+                    YS = tl.dot(tl.trans(St), yT, YS, input_precision=PREC)
+                    VX = tl.dot(tl.trans(Xt), vT, VX, input_precision=PREC)
+            # The sum of a chunk's gates; all other decays of it are that of the scores times a factor per channel.
+            last = tl.sum(tl.where(j == 31, G, 0.0), 1)
+            ss = tl.sum(tl.where(cc[:, None] == cc[None, :], SX, 0.0), 1) * (back * ex2(last))
+            E = ex2(G + SHIFT)
+            kn = kf.to(tl.float32) * rk[None, :]
+            kc = narrow(kn * ex2((G + SHIFT) * -1.0), SD)
+            kr = narrow(kn * (E * bt), SD)
+            qr = narrow(qf.to(tl.float32) * (E * rq[None, :]), SD)
+            # What a token reads for the output. hp: gradient of the decay summed up to a token.
+            if NVB == 1:
+                p = tl.dot(tl.trans(St), tl.trans(dot), input_precision=PREC)
+            else:
+                p = QS
+            p = p * back * UNSHIFT
+            p = tl.dot(kc, tl.trans(A), p, input_precision=PREC)
+            hp = qr.to(tl.float32) * p
+            p = p * (E * (rq * unit)[None, :])
+            if NORM:
+                p -= qf.to(tl.float32) * tl.load(vp + r)[None, :]
+            if OTMA:
+                dq.store([row, h * K + c0], tl.trans(p.to(IO)))
+            else:
+                p = tl.trans(p).to(dq.dtype.element_ty)
+                store_tile(dq, p, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
+            # and for its new value
+            if NVB == 1:
+                p = tl.dot(tl.trans(St), yT, input_precision=PREC)
+            else:
+                p = YS
+            p = p * -back * UNSHIFT
+            p = tl.dot(kc, tl.trans(F), p, input_precision=PREC)
+            hp += kr.to(tl.float32) * p
+            xk = E * p
+            if ERASE:
+                xb = tl.trans((kf.to(tl.float32) * xk) * (rk * unit)[None, :]).to(db.dtype.element_ty)
+                store_tile(db, xb, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
+            else:
+                dbv = tl.load(vp + 64 + r) * tl.where(sg == 0, 1.0, 0.0)
+                dbv += tl.sum(kf.to(tl.float32) * xk, 0) * (rk * unit)
+                if BETA > 0:
+                    dbv = dbv * bv * (1.0 - bv / BETA)
+                dp = db + ((sg * R).to(tl.int64) * ROWSALL) * H + at
+                tl.store(dp, dbv, mask=r < n)
+                for i in tl.static_range(1, R):
+                    tl.store(dp + (ROWSALL * H).to(tl.int64) * i, tl.zeros((32,), tl.float32), mask=r < n)
+            xk = xk * bt
+            # What it writes, into the state and to later tokens: what ends after a token is the whole less what ends up
+            # to it.
+            Ei = rcp(E)
+            if NVB == 1:
+                VX = tl.dot(tl.trans(Xt), vT, input_precision=PREC)
+            VX = (VX * back) * (Ei * ex2(last + SHIFT)[:, None])
+            xk += VX
+            VX = VX * (kf.to(tl.float32) * rk[None, :])
+            ss += tl.sum(VX, 1)
+            hp -= VX
+            p = tl.dot(qr, A, input_precision=PREC)
+            p = tl.dot(kr, F, p, input_precision=PREC)
+            hp -= kc.to(tl.float32) * p
+            xk = (xk + Ei * p) * (rk * unit)[None, :]
+            if NORM:
+                xk -= kf.to(tl.float32) * tl.load(vp + 32 + r)[None, :]
+            if OTMA:
+                dk.store([row, h * K + c0], tl.trans(xk.to(IO)))
+            else:
+                xk = tl.trans(xk).to(dk.dtype.element_ty)
+                store_tile(dk, xk, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
+            xg = (ss[:, None] + grad_sum(hp, tri, SD, PREC, True)) * unit
+            if GATE > 0:
+                xg, xa = log_decay_grad(xg, x.to(tl.float32), rate, bias, lower, GATE)
+                if RATE:
+                    if ROWS:
+                        xa = tl.where(j < n, xa, 0.0)
+                    if KC:
+                        xa = tl.where(c0 + cc[:, None] < K, xa, 0.0)
+                    tl.store(da + gi, tl.sum(tl.sum(xa, 1), 0))
+                    for i in tl.static_range(1, R):
+                        tl.store(da + gi + i * units, 0.0)
+                if BIAS:
+                    y = xg
+                    if ROWS:
+                        y = tl.where(j < n, xg, 0.0)
+                    tl.store(dbias + gc + c0 + cc, tl.sum(y, 1), mask=c0 + cc < K)
+            if DGTMA:
+                dg.store([row, h * K + c0], tl.trans(xg).to(IO))
+            else:
+                xg = tl.trans(xg).to(dg.dtype.element_ty)
+                store_tile(dg, xg, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)

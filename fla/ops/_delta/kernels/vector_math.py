@@ -8,7 +8,7 @@ scan and no layout change is needed, and a sum of a token range never comes from
 import triton
 import triton.language as tl
 
-from fla.ops._common.kernels import LOG2E, softplus
+from fla.ops._common.kernels import LOG2E
 from fla.ops._common.vector_math import (  # noqa: F401
     INTERPRET,
     ex2,
@@ -16,6 +16,7 @@ from fla.ops._common.vector_math import (  # noqa: F401
     gate_sum,
     grad_sum,
     level_pairs,
+    lg2,
     load_tile,
     narrow,
     rcp,
@@ -27,6 +28,9 @@ from fla.ops._common.vector_math import (  # noqa: F401
 # 32 tokens at -5 nat are 230.8 bits: an anchor 116 bits below a block's start keeps both factors inside bf16's range.
 SHIFT = tl.constexpr(116.0)
 UNSHIFT = tl.constexpr(2.0**-116)
+# What a chunk may lose in a channel for that; and the largest elements of keys and queries.
+MILD_BITS = tl.constexpr(-231.0)
+MILD_SIZE = tl.constexpr(1024.0)
 # A gate promised to stay above -5 nat is cut just below it, so a broken promise stays finite.
 BOUND_BITS = tl.constexpr(-7.25)
 # The same two cuts for bf16 gates in nat, at values that bf16 holds.
@@ -37,13 +41,19 @@ FLOOR_BITS = tl.constexpr(-256.0)
 
 
 @triton.jit
+def softplus_bits(t):
+    """``log2(1 + 2^t)``, `softplus` in bits; to 2^-22 absolutely, far below what a decay is rounded to."""
+    return tl.where(t > 24.0, t, lg2(1.0 + ex2(tl.minimum(t, 24.0))))
+
+
+@triton.jit
 def log_decay(x, rate, bias, lower, GATE: tl.constexpr, EXACT: tl.constexpr):
     """Log decay in bits. GATE 0: ``x`` is the natural-log decay; 1: ``-rate softplus(x + bias)``;
     2: ``lower sigmoid(rate (x + bias))``."""
     if GATE == 0:
         y = x * LOG2E
     elif GATE == 1:
-        y = softplus(x + bias) * (rate * -LOG2E)
+        y = softplus_bits((x + bias) * LOG2E) * -rate
     else:
         y = rcp(1.0 + ex2((x + bias) * (rate * -LOG2E))) * (lower * LOG2E)
     if EXACT:
@@ -64,17 +74,22 @@ def raw_decay(x, EXACT: tl.constexpr):
 
 @triton.jit
 def log_decay_grad(dy, x, rate, bias, lower, GATE: tl.constexpr):
-    """Gradient through `log_decay` (``dy`` per nat): (of x and bias, of A_log), both per element."""
+    """Gradient through `log_decay` (``dy`` per nat): (of x and bias, of A_log), both per element.
+
+    From the exponential of the other sign than there: what is the same would be kept from there to here.
+    """
     if GATE == 0:
         dx = dy
         da = dy * 0.0
     elif GATE == 1:
-        z = x + bias
-        dx = dy * (-rate) * rcp(1.0 + ex2(z * -LOG2E))
-        da = dy * (-rate) * softplus(z)
+        t = (x + bias) * -LOG2E
+        u = ex2(tl.minimum(t, 64.0)) + 1.0
+        dx = dy * -rate
+        da = dx * tl.where(t > 24.0, 0.0, (lg2(u) - t) * (1.0 / LOG2E))
+        dx = dx * rcp(u)
     else:
         z = x + bias
-        s = rcp(1.0 + ex2(z * (rate * -LOG2E)))
+        s = rcp(1.0 + ex2(z * (rate * LOG2E)))
         dx = dy * lower * s * (1.0 - s) * rate
         da = dx * z
     return dx, da
@@ -87,6 +102,18 @@ def write_rate(x, BETA: tl.constexpr):
     if BETA > 0:
         y = BETA * rcp(1.0 + ex2(y * -LOG2E))
     return y
+
+
+@triton.jit
+def strong_gates(total):
+    """Of two chunks `[2, channels]` whose gates sum up to ``total``: whether they need the exact form, 1 or 0."""
+    return tl.max((total < MILD_BITS).to(tl.int32), 1)
+
+
+@triton.jit
+def too_large(x):
+    """1 where any element of a tile leaves the exact form alone to hold it."""
+    return tl.max(tl.max((tl.abs(x) > MILD_SIZE).to(tl.int32), 1), 0)
 
 
 @triton.jit
@@ -123,13 +150,15 @@ def unshift(x, DT: tl.constexpr, SD: tl.constexpr):
 
 
 @triton.jit
-def bounded_decay(x, rate, bias, lower, unit, GATE: tl.constexpr):
-    """`log_decay` for gates that are bounded; ``unit``: bits a nat."""
+def bounded_decay(x, rate, bias, lower, unit, GATE: tl.constexpr, FREE: tl.constexpr):
+    """`log_decay` for gates that are bounded, or (FREE) dealt with elsewhere where not; ``unit``: bits a nat."""
     if GATE == 0:
         y = x * unit
+        if FREE:
+            return tl.where(y < FLOOR_BITS, FLOOR_BITS, y)
         return tl.where(y < BOUND_BITS, BOUND_BITS, y)
     elif GATE == 1:
-        return softplus(x + bias) * (rate * unit * -1.0)
+        return softplus_bits((x + bias) * unit) * -rate
     else:
         # The bound is taken into the sigmoid's sum: two fused operations.
         steep = rate * -LOG2E

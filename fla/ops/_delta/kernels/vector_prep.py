@@ -9,7 +9,9 @@ from fla.ops._common.kernels import LOG2E, NORM_EPS, chunk_at, mdot
 from fla.ops._delta.kernels.common import idle, large, long_keys
 from fla.ops._delta.kernels.vector_math import (
     BOUND_NAT,
+    FLOOR_NAT,
     INTERPRET,
+    MILD_SIZE,
     SHIFT,
     bounded_decay,
     diag32,
@@ -20,7 +22,9 @@ from fla.ops._delta.kernels.vector_math import (
     one_matrix,
     raw_decay,
     store_tile,
+    strong_gates,
     token_sum,
+    too_large,
     unshift,
     write_rate,
 )
@@ -75,6 +79,7 @@ def vector_prep(
     mats,
     norms,
     long,
+    marks,
     T,
     NT,
     H,
@@ -104,6 +109,8 @@ def vector_prep(
     BTMA: tl.constexpr,
     PART: tl.constexpr,
     LOOP: tl.constexpr,
+    FREE: tl.constexpr,
+    SOME: tl.constexpr,
 ):
     """One program per (64 tokens, value head): two chunks of 32, so that every product has 64 rows.
 
@@ -115,16 +122,24 @@ def vector_prep(
     PART: see `kernels.common`; with 1 this kernel runs in any case and marks in ``long`` which tiles have long keys
     or a large inverse.
     LOOP: bounded gates, KB = KP and no ERASE; what it changes is said where it begins.
+    FREE: gates are not promised to be weak; ``marks`` [w, 2] says in which chunks they are not, 1 or 0. With EXACT and
+    SOME this kernel then does the tiles of these chunks again.
     """
     if PART == 2:
         if idle(long, PART):
             return
     h = tl.program_id(0) % H
     it = tl.program_id(0) // H
+    two = tl.arange(0, 2)
+    if SOME:
+        if tl.max(tl.load(marks + tl.program_id(0) * 2 + two), 0) == 0:
+            return
     row, n = chunk_at(table, it, T, NT, 64, VARLEN)
     if n <= 0:
         if PART == 1:
             tl.store(long + it * H + h, 0)
+        if FREE:
+            tl.store(marks + (it * H + h) * 2 + two, tl.zeros((2,), tl.int32))
         return
     NK: tl.constexpr = KP // KB
     COLS: tl.constexpr = K != KP
@@ -158,6 +173,8 @@ def vector_prep(
         erase2 = tl.zeros((64,), tl.float32)
         if NORM:
             norm2 += 1.0
+    if FREE:
+        strong = tl.zeros((2,), tl.int32)
     MMA: tl.constexpr = TRAIN and tl.bfloat16 == SD and not INTERPRET
     if LOOP:
         # One turn, bounded gates: in a loop the compiler starts all loads at once and lets stores finish behind what
@@ -173,10 +190,10 @@ def vector_prep(
             # 1. What is multiplied by it stays in the loop; moved out, it would hold shared memory to the end.
             one = (n * 0 + turn + 1).to(tl.float32)
             if GPREC == "raw":
-                floor = (BOUND_NAT * one).to(tl.bfloat16)
+                floor = ((FLOOR_NAT if FREE else BOUND_NAT) * one).to(tl.bfloat16)
                 gl = tl.where(x < floor, floor, x)
             else:
-                gl = bounded_decay(x.to(tl.float32), rate, bias, lower, LOG2E * one, GATE)
+                gl = bounded_decay(x.to(tl.float32), rate, bias, lower, LOG2E * one, GATE, FREE)
             if ROWS:
                 gl = tl.where(i < n, gl, 0.0).to(gl.dtype)
             gs = gl
@@ -186,7 +203,9 @@ def vector_prep(
             if GPREC == "raw":
                 gl = gl * LOG2E
             total = tl.sum(tl.reshape(gl, (2, 32, KB)), 1)
-            tl.store(decay + (w.to(tl.int64) * 2 + tl.arange(0, 2)[:, None]) * KP + cc[None, :], ex2(total))
+            tl.store(decay + (w.to(tl.int64) * 2 + two[:, None]) * KP + cc[None, :], ex2(total))
+            if FREE:
+                strong = strong_gates(total)
             kx = load_tile(k, row, n, hk * K, K, HK * K, 64, KB, TMA, ROWS and not LATE, COLS)
             G = token_sum(upto * one.to(upto.dtype), gs, GPREC)
             kn = kx.to(tl.float32)
@@ -217,6 +236,8 @@ def vector_prep(
             if LATE:
                 rq = tl.where(r < n, rq, 0.0)
                 qn = tl.where(i < n, qn, 0.0)
+            if FREE and not NORM:
+                strong = tl.maximum(strong, tl.maximum(too_large(kn), too_large(qn)))
             qd, qr = unshift(qn * E, DT, SD)
             store_tile(tiles, qd, w * 192 + 128, 64, 0, KP, KP, 64, KB, TMA, False, False)
             Pq = tl.dot(qr, tl.trans(kc), input_precision=PREC)
@@ -231,9 +252,9 @@ def vector_prep(
             if BIAS:
                 bias = tl.load(dt_bias + h * K + c0 + cc, mask=c0 + cc < K, other=0.0).to(tl.float32)[None, :]
             if GPREC == "raw":
-                gl = raw_decay(x, EXACT)
+                gl = raw_decay(x, EXACT or FREE)
             else:
-                gl = log_decay(x.to(tl.float32), rate, bias, lower, GATE, EXACT)
+                gl = log_decay(x.to(tl.float32), rate, bias, lower, GATE, EXACT or FREE)
             if ROWS:
                 gl = tl.where(i < n, gl, 0.0).to(gl.dtype)
             gs = gl
@@ -243,7 +264,9 @@ def vector_prep(
             if GPREC == "raw":
                 gl = gl * LOG2E
             total = tl.sum(tl.reshape(gl, (2, 32, KB)), 1)
-            tl.store(decay + (w.to(tl.int64) * 2 + tl.arange(0, 2)[:, None]) * KP + c0 + cc[None, :], ex2(total))
+            tl.store(decay + (w.to(tl.int64) * 2 + two[:, None]) * KP + c0 + cc[None, :], ex2(total))
+            if FREE:
+                strong = tl.maximum(strong, strong_gates(total))
             kx = load_tile(k, row, n, hk * K + c0, K - c0, HK * K, 64, KB, TMA, ROWS, COLS)
             kn = kx.to(tl.float32)
             if NORM and NK == 1:
@@ -280,6 +303,8 @@ def vector_prep(
                 qn = qn * (rq * scale)[:, None]
             else:
                 qn = qn * scale
+            if FREE and (ERASE or not NORM):
+                strong = tl.maximum(strong, tl.maximum(too_large(kn), tl.maximum(too_large(kb), too_large(qn))))
             qr = qn * E
             if EXACT:
                 store_tile(tiles, qr.to(DT), w * 192 + 128, 64, c0, KP, KP, 64, KB, TMA, False, False)
@@ -312,6 +337,10 @@ def vector_prep(
         if ROWS:
             bt = tl.where(r < n, bt, 0.0)
         L = Pk * bt[:, None]
+        if FREE:
+            strong = tl.maximum(strong, tl.max((tl.abs(bt) > MILD_SIZE).to(tl.int32), 0))
+    if FREE:
+        tl.store(marks + w * 2 + two, strong)
     X = tri_inv32(L, IPREC)
     if PART == 1:
         if ERASE:
@@ -319,7 +348,11 @@ def vector_prep(
         else:
             is_long = long_keys(norm2, bt, r < n)
         L = tl.where((i // 32 == j // 32) & (i > j), L, 0.0)
-        tl.store(long + w, tl.maximum(is_long, large(L, X, 32)))
+        is_long = tl.maximum(is_long, large(L, X, 32))
+        if FREE:
+            # What the exact form does again is judged there.
+            is_long = tl.where(tl.max(strong, 0) != 0, 0, is_long)
+        tl.store(long + w, is_long)
     if TRAIN:
         store_tile(mats, diag32(X).to(DT), m0 + 128, 64, 0, 32, 32, 64, 32, TMA, False, False)
         if NORM and not LOOP:

@@ -103,7 +103,7 @@ def _linear_vector(p: LinearVector) -> Iterator[Need]:
 
 _KINDS: dict[type, tuple[Callable[[Any], Iterator[Need]], dict[str, Any]]] = {
     DeltaScalar: (_delta_scalar, {"descriptors": False}),
-    DeltaVector: (_delta_vector, {"tma": False, "grad_tma": False, "fetch": False}),
+    DeltaVector: (_delta_vector, {"tma": False, "grad_tma": False}),
     LinearScalar: (_linear_scalar, {"descriptors": False}),
     LinearVector: (_linear_vector, {"tma": False}),
 }
