@@ -38,6 +38,15 @@ def test_the_gated_delta_rule_takes(hopper, gdn, changes):
     assert asked(chunk_gated_delta_rule, gdn(**changes)).code == "accepted"
 
 
+@pytest.mark.parametrize("op", [chunk_gated_delta_rule, chunk_kda], ids=lambda op: op.__name__)
+def test_float16_stays_with_the_triton_kernels_of_core_unless_pinned(hopper, gdn, kda, monkeypatch, op):
+    monkeypatch.setattr("fla.backends.devices.has_triton_driver", lambda *_: True)
+    make = {chunk_gated_delta_rule: gdn, chunk_kda: kda}[op]
+    found = asked(op, make(dtype=torch.float16))
+    assert (found.code, "more exact" in found.reason) == ("slower", True)
+    assert asked(op, make()).code == "accepted"
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

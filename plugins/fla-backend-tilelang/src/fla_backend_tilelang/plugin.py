@@ -112,6 +112,17 @@ class TileLang(TileLangBackend):
         return True, None
 
 
+def _less_exact(q: Any) -> Rejection | None:
+    """float16 goes to core's Triton kernels, which keep its digits; here it is computed at bfloat16's accuracy."""
+    import torch
+
+    from fla.backends import devices
+
+    if q.dtype != torch.float16 or not devices.has_triton_driver("cuda"):
+        return None
+    return Rejection("slower", "core's kernels are more exact in float16 (and no call in float16 was timed)")
+
+
 class GatedDeltaRule(TileLang):
     """`chunk_gated_delta_rule`."""
 
@@ -127,7 +138,7 @@ class GatedDeltaRule(TileLang):
         from fla.ops.gated_delta_rule import chunk_gated_delta_rule
         from fla_backend_tilelang.rule import GATED_DELTA_RULE
 
-        declined = GATED_DELTA_RULE.rejection(chunk_gated_delta_rule, v, cu_seqlens)
+        declined = _less_exact(q) or GATED_DELTA_RULE.rejection(chunk_gated_delta_rule, v, cu_seqlens)
         return declined is None, declined
 
     def chunk_gated_delta_rule(
@@ -215,7 +226,7 @@ class KDA(TileLang):
         from fla.ops.kda import chunk_kda
         from fla_backend_tilelang.rule import KDA as TABLE
 
-        declined = TABLE.rejection(chunk_kda, v, cu_seqlens)
+        declined = _less_exact(q) or TABLE.rejection(chunk_kda, v, cu_seqlens)
         return declined is None, declined
 
     def chunk_kda(
