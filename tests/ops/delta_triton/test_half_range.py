@@ -38,15 +38,7 @@ CASES: dict[str, dict[str, Any]] = {
     "gradients of 1e5 of the state": {"v": 0.01, "h0": 0.01, "beta": 0.1, "dht": 1e5, "T": 70},
 }
 
-
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch):
-    """Uninitialised memory holds NaN: reading it shows."""
-    empty, empty_like, new_empty = torch.empty, torch.empty_like, torch.Tensor.new_empty
-    fill = lambda t: t.fill_(float("nan")) if t.is_floating_point() else t.fill_(1 << 20)
-    monkeypatch.setattr(torch, "empty", lambda *a, **k: fill(empty(*a, **k)))
-    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: fill(empty_like(*a, **k)))
-    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **k: fill(new_empty(*a, **k)))
+pytestmark = pytest.mark.usefixtures("poisoned")
 
 
 def make(op: str, norm: bool, case: dict[str, Any], K: int = 16) -> dict[str, torch.Tensor]:

@@ -18,14 +18,7 @@ from vector_reference import make_inputs, ratio, with_gradients
 from fla.ops._delta import vector_work
 from fla.ops._delta.vector_entry import chunk_gdn2, chunk_kda
 
-
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch):
-    """Uninitialised memory holds NaN: reading it shows."""
-    empty, empty_like = torch.empty, torch.empty_like
-    fill = lambda t: t.fill_(float("nan")) if t.is_floating_point() else t.fill_(1 << 20)
-    monkeypatch.setattr(torch, "empty", lambda *a, **k: fill(empty(*a, **k)))
-    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: fill(empty_like(*a, **k)))
+pytestmark = pytest.mark.usefixtures("poisoned")
 
 
 def call(y, *, norm=True, raw=False, lower=None, sigmoid=0.0, v_first=False, cu=None, safe=False, keep=False, **more):

@@ -31,13 +31,7 @@ def interpreted():
         pytest.skip("kernels were imported before TRITON_INTERPRET was set")
 
 
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch):
-    """Uninitialised memory holds NaN: reading it shows."""
-    empty, empty_like = torch.empty, torch.empty_like
-    fill = lambda t: t.fill_(float("nan")) if t.is_floating_point() else t.fill_(1 << 20)
-    monkeypatch.setattr(torch, "empty", lambda *a, **k: fill(empty(*a, **k)))
-    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: fill(empty_like(*a, **k)))
+pytestmark = pytest.mark.usefixtures("poisoned")
 
 
 def run(x, *, v_first=False, cu=None, reverse=False, change=None, do_times=1.0, **make):
