@@ -23,6 +23,7 @@ import gc
 import json
 import os
 import queue
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -219,10 +220,17 @@ def _ways(args: argparse.Namespace, model: Any, prompt: Any) -> Iterator[tuple[s
     for way, kwargs in options.items():
         for _ in range(args.warmup):
             generate(4, **kwargs)
-        # Less a run of 2 tokens: the prompt, and what is captured once.
-        short = min(generate(2, **kwargs) for _ in range(3))
-        long = min(generate(args.decode_steps + 2, **kwargs) for _ in range(2))
-        yield way, args.decode_steps, long - short
+        # Less a run of 2 tokens: the prompt, and what is captured once. Steps are added until they outweigh that run.
+        steps = args.decode_steps
+        for _ in range(4):
+            runs = [(generate(2, **kwargs), generate(steps + 2, **kwargs)) for _ in range(3)]
+            short, rest = statistics.median(s for s, _ in runs), statistics.median(l - s for s, l in runs)
+            if rest > short / 4:
+                break
+            steps *= 4
+        else:
+            raise RuntimeError(f"{way}: {steps // 4} more tokens took {rest:.4f} s more than 2 did ({short:.4f} s)")
+        yield way, steps, rest
 
     with torch.no_grad():
         out = model(input_ids=prompt, use_cache=True)
