@@ -272,7 +272,7 @@ MUST: dict[str, tuple[float | None, float | None, float | None]] = {
 
 
 def timing(name: str) -> str:
-    """One line: milliseconds of the kernels (what a caller waits for: host_cost.py), and peak memory above the inputs."""
+    """One line: milliseconds of the kernels (host_cost.py has the caller's), and peak memory above the inputs."""
     B, T, H, D, inputs, settings = SHAPES[name]
     x = make_inputs(B, T, H, K=D, device="cuda", **{"dtype": BF, **inputs})
     y = {n: t.requires_grad_() for n, t in x.items()}
