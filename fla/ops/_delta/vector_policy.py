@@ -16,6 +16,7 @@ class VectorPlan:
         kp, vp: padded head dimensions.
         kb: channels that `vector_prep` holds at a time.
         loop: it runs as a loop of one turn, with copies in the background.
+        squares: where norms are stored, they come from the diagonals of products.
         bv, bv_bwd, bv_map: V blocks of the scan, the reverse scan and the summary of a time segment.
         gkb: channels of a program of the gradient kernel.
         vb: V block of the gradient kernel.
@@ -31,6 +32,7 @@ class VectorPlan:
     vp: int
     kb: int
     loop: bool
+    squares: bool
     bv: int
     bv_bwd: int
     bv_map: int
@@ -102,6 +104,9 @@ def plan(
     # With 32 channels ptxas 12.8 takes a descriptor of the loop from the wrong register: an illegal address.
     measured = tma and chip.arch == 90 and kp >= 64
     loop = half and not exact and not erase and kb == kp and (interpreter or measured)
+    # With 32 channels ptxas 12.8 builds descriptors of the sums of gates from a register that nothing has set, where a
+    # product of a tile with itself has had the same address: an illegal address.
+    squares = score == "bf16" and kp >= 64
     # Few sequences and heads: more, smaller programs; otherwise the states' gradients want the widest rows that fit.
     small = chip.smem < 200_000
     few = small or sequences * heads * (vp // min(vp, 64)) <= chip.sms
@@ -126,6 +131,7 @@ def plan(
         vp=vp,
         kb=kb,
         loop=loop,
+        squares=squares,
         bv=bv,
         bv_bwd=bv_bwd,
         bv_map=min(kp, vp, 64 if half else 32),

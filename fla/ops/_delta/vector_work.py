@@ -284,6 +284,7 @@ class Work:
                 "GPREC": gprec,
                 "SD": TL_TYPES[p.score],
                 "IPREC": p.iprec,
+                "MMA": train and p.squares,
                 "LOOP": p.loop,
                 "GTMA": gtma,
                 "FREE": self.some and not exact,

@@ -55,6 +55,15 @@ def test_the_first_stage_is_a_loop_of_one_turn_where_that_was_measured():
     assert not any(make(chip).loop for chip in ("sm80", "sm100", "sm120"))
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_norms_of_narrow_heads_are_not_diagonals_of_products(exact):
+    assert make(K=33, exact=exact).squares
+    assert not any(make(chip, K=K, exact=exact).squares for chip in CHIPS for K in (16, 24, 32))
+    assert not any(make("interpreter", K=K, exact=exact).squares for K in (32, 128))
+    assert not make(dtype="float32").squares
+    assert make(dtype="float16", exact=exact).squares is not exact
+
+
 def test_three_programs_a_multiprocessor_make_gradients_where_they_fit():
     assert make().grad.regs == 168
     assert make(K=64, V=64).grad.regs == 168

@@ -10,7 +10,6 @@ from fla.ops._delta.kernels.common import idle, large, long_keys
 from fla.ops._delta.kernels.vector_math import (
     BOUND_NAT,
     FLOOR_NAT,
-    INTERPRET,
     MILD_SIZE,
     SHIFT,
     bounded_decay,
@@ -101,6 +100,7 @@ def vector_prep(
     PREC: tl.constexpr,
     GPREC: tl.constexpr,
     IPREC: tl.constexpr,
+    MMA: tl.constexpr,
     VARLEN: tl.constexpr,
     ROWS: tl.constexpr,
     TMA: tl.constexpr,
@@ -120,7 +120,7 @@ def vector_prep(
         decay [w, 2, KP]: ``e^(G_L)``;  norms [w, 2, 64] (training): 1 / |q|, 1 / |k|
     Rows past the sequence are written as 0. ERASE: ``beta`` is [rows, H, K] and multiplies the read key alone.
     PART: see `kernels.common`; with 1 this kernel runs in any case and marks in ``long`` which tiles have long keys
-    or a large inverse.
+    or a large inverse. MMA: see `inverse_norm`.
     LOOP: bounded gates, KB = KP and no ERASE; what it changes is said where it begins.
     FREE: gates are not promised to be weak; ``marks`` [w, 2] says in which chunks they are not, 1 or 0. With EXACT and
     SOME this kernel then does the tiles of these chunks again.
@@ -175,7 +175,6 @@ def vector_prep(
             norm2 += 1.0
     if FREE:
         strong = tl.zeros((2,), tl.int32)
-    MMA: tl.constexpr = TRAIN and tl.bfloat16 == SD and not INTERPRET
     if LOOP:
         # One turn, bounded gates: in a loop the compiler starts all loads at once and lets stores finish behind what
         # follows. The gates come before it: with room for them too, three programs would not fit a multiprocessor.
