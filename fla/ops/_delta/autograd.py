@@ -171,7 +171,8 @@ def delta_rule(
     key = (look(inputs), flags)
     known = None if make else _calls.get(key)
     if known is None:
-        scale = k.shape[-1] ** -0.5 if scale is None else scale
+        # A float: compiled kernels are told apart by what is given as a tensor or constexpr, not by a number's type.
+        scale = k.shape[-1] ** -0.5 if scale is None else float(scale)
         with on_device(q):
             call = ScalarCall.make(
                 k, v, scale, norm, beta_scale, v_first, cu_seqlens, read=read is not None, before=before, **make

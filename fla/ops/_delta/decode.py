@@ -174,8 +174,8 @@ def _recurrent(
                 v if h0 is None else h0, v if ht is None else ht, target, v if cu_seqlens is None else cu_seqlens,
                 index,
                 index if pool is None or pool.accepted is None else pool.accepted, T, H, HV,
-                K**-0.5 if scale is None else scale, gates.beta_scale,
-                0.0 if gates.lower_bound is None else gates.lower_bound, index.shape[1] if two else 0,
+                K**-0.5 if scale is None else float(scale), gates.beta_scale,
+                0.0 if gates.lower_bound is None else float(gates.lower_bound), index.shape[1] if two else 0,
                 0 if h0 is None else h0.shape[0], slot // unit, last // unit, 0 if pool is None else index.stride(0),
             )  # fmt: skip
             meta = {

@@ -128,7 +128,7 @@ def scalar_linear(
         return _run(inputs, known, output_final_state)
     q, k, v = aligned(q), aligned(k), aligned(v)
     g, g_gamma, h0, cu = (_c(x) for x in (g, g_gamma, initial_state, cu_seqlens))
-    scale = k.shape[-1] ** -0.5 if scale is None else scale
+    scale = k.shape[-1] ** -0.5 if scale is None else float(scale)
     sequences = k.shape[0] if cu is None else cu.numel() - 1
     if k.numel() == 0 or v.numel() == 0 or sequences == 0:
         return _nothing_to_scan(

@@ -122,7 +122,7 @@ def normalized_linear(
     """
     q, k, v = aligned(q), aligned(k), aligned(v)
     state, z = (None if x is None else x.contiguous() for x in (state, z))
-    scale = k.shape[-1] ** -0.5 if scale is None else scale
+    scale = k.shape[-1] ** -0.5 if scale is None else float(scale)
     due = needs_backward((q, k, v, state, z))
     with on_device(q):
         if tokens and k.shape[1] <= DECODE_TOKENS and not due:
