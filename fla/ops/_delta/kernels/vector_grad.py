@@ -23,7 +23,6 @@ from fla.ops._delta.kernels.vector_math import (
     grad_sum,
     load_tile,
     log_decay,
-    log_decay_grad,
     narrow,
     one_matrix,
     raw_decay,
@@ -32,6 +31,7 @@ from fla.ops._delta.kernels.vector_math import (
     store_tile,
     write_rate,
 )
+from fla.ops._delta.kernels.vector_unit import gate_grad, no_gate_grad, state_products, store_unit
 
 
 @triton.jit(do_not_specialize=["T", "NT", "H"])
@@ -181,12 +181,7 @@ def vector_grad(
     cc = tl.arange(0, KB)
     c0 = sg * KB
     if n <= 0:
-        # nothing in this half of a tile: its parts of the sums over chunks count as 0
-        if RATE:
-            for i in tl.static_range(R):
-                tl.store(da + gi + i * units, 0.0)
-        if BIAS:
-            tl.store(dbias + gc + c0 + cc, tl.zeros((KB,), tl.float32), mask=c0 + cc < K)
+        no_gate_grad(da, dbias, gi, gc, units, c0, K, KB, RATE, BIAS, R)
         return
     NVB: tl.constexpr = VP // VB
     VC: tl.constexpr = V != VP
@@ -256,20 +251,9 @@ def vector_grad(
             if NVB == 1:
                 SX = tl.dot(tl.trans(St), Xt, input_precision=PREC)
             else:
-                QS = tl.zeros((KB, 32), tl.float32)
-                YS = tl.zeros((KB, 32), tl.float32)
-                VX = tl.zeros((KB, 32), tl.float32)
-                SX = tl.zeros((KB, KB), tl.float32)
-                for b in tl.static_range(NVB):
-                    vT = load_tile(news, w * VP + b * VB, VB, sub * 32, 64, 64, VB, 32, False, False, False)
-                    dot = load_tile(do, row, n, h * V + b * VB, V - b * VB, H * V, 32, VB, False, ROWS, VC).to(DT)
-                    yT = load_tile(ys, w * VP + b * VB, VB, sub * 32, 64, 64, VB, 32, False, False, False)
-                    St = load_tile(states, w2 * VP + b * VB, VB, c0, KP, KP, VB, KB, False, False, False)
-                    Xt = load_tile(exits, w2 * VP + b * VB, VB, c0, KP, KP, VB, KB, False, False, False)
-                    SX = tl.dot(tl.trans(St), Xt, SX, input_precision=PREC)
-                    QS = tl.dot(tl.trans(St), tl.trans(dot), QS, input_precision=PREC)
-                    YS = tl.dot(tl.trans(St), yT, YS, input_precision=PREC)
-                    VX = tl.dot(tl.trans(Xt), vT, VX, input_precision=PREC)
+                SX, QS, YS, VX = state_products(
+                    states, exits, news, ys, do, row, n, w, w2, sub, h, H, c0, KP, KB, V, VP, VB, DT, PREC, ROWS
+                )
             # The sum of a chunk's gates; all other decays of it are that of the scores times a factor per channel.
             last = tl.sum(tl.where(j == 31, G, 0.0), 1)
             ss = tl.sum(tl.where(cc[:, None] == cc[None, :], SX, 0.0), 1) * (back * ex2(last))
@@ -292,8 +276,7 @@ def vector_grad(
             if OTMA:
                 dq.store([row, h * K + c0], tl.trans(p.to(IO)))
             else:
-                p = tl.trans(p).to(dq.dtype.element_ty)
-                store_tile(dq, p, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
+                store_unit(dq, p, row, n, h, H, c0, K, KP, KB, ROWS)
             # and for its new value
             if NVB == 1:
                 p = tl.dot(tl.trans(St), yT, input_precision=PREC)
@@ -304,8 +287,8 @@ def vector_grad(
             hp += kr.to(tl.float32) * p
             xk = E * p
             if ERASE:
-                xb = tl.trans((kf.to(tl.float32) * xk) * (rk * unit)[None, :]).to(db.dtype.element_ty)
-                store_tile(db, xb, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
+                xb = (kf.to(tl.float32) * xk) * (rk * unit)[None, :]
+                store_unit(db, xb, row, n, h, H, c0, K, KP, KB, ROWS)
             else:
                 dbv = tl.load(vp + 64 + r) * tl.where(sg == 0, 1.0, 0.0)
                 dbv += tl.sum(kf.to(tl.float32) * xk, 0) * (rk * unit)
@@ -335,26 +318,13 @@ def vector_grad(
             if OTMA:
                 dk.store([row, h * K + c0], tl.trans(xk.to(IO)))
             else:
-                xk = tl.trans(xk).to(dk.dtype.element_ty)
-                store_tile(dk, xk, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
+                store_unit(dk, xk, row, n, h, H, c0, K, KP, KB, ROWS)
             xg = (ss[:, None] + grad_sum(hp, tri, SD, PREC, True)) * unit
             if GATE > 0:
-                xg, xa = log_decay_grad(xg, x.to(tl.float32), rate, bias, lower, GATE)
-                if RATE:
-                    if ROWS:
-                        xa = tl.where(j < n, xa, 0.0)
-                    if KC:
-                        xa = tl.where(c0 + cc[:, None] < K, xa, 0.0)
-                    tl.store(da + gi, tl.sum(tl.sum(xa, 1), 0))
-                    for i in tl.static_range(1, R):
-                        tl.store(da + gi + i * units, 0.0)
-                if BIAS:
-                    y = xg
-                    if ROWS:
-                        y = tl.where(j < n, xg, 0.0)
-                    tl.store(dbias + gc + c0 + cc, tl.sum(y, 1), mask=c0 + cc < K)
+                xg = gate_grad(
+                    xg, x, rate, bias, lower, da, dbias, gi, gc, units, c0, n, K, KP, KB, GATE, RATE, BIAS, ROWS, R
+                )
             if DGTMA:
                 dg.store([row, h * K + c0], tl.trans(xg).to(IO))
             else:
-                xg = tl.trans(xg).to(dg.dtype.element_ty)
-                store_tile(dg, xg, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
+                store_unit(dg, xg, row, n, h, H, c0, K, KP, KB, ROWS)

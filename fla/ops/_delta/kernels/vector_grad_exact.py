@@ -17,14 +17,13 @@ from fla.ops._delta.kernels.vector_math import (
     level_pairs,
     load_tile,
     log_decay,
-    log_decay_grad,
     narrow,
     one_matrix,
     raw_decay,
     split_gates,
-    store_tile,
     write_rate,
 )
+from fla.ops._delta.kernels.vector_unit import gate_grad, no_gate_grad, state_products, store_unit
 
 
 @triton.jit
@@ -81,11 +80,7 @@ def tree_grad(
     cc = tl.arange(0, KB)
     c0 = sg * KB
     if n <= 0:
-        # nothing in this half of a tile: its parts of the sums over chunks count as 0
-        if RATE:
-            tl.store(da + gi, 0.0)
-        if BIAS:
-            tl.store(dbias + gc + c0 + cc, tl.zeros((KB,), tl.float32), mask=c0 + cc < K)
+        no_gate_grad(da, dbias, gi, gc, units, c0, K, KB, RATE, BIAS, 1)
     else:
         hk = h // GROUP
         HK = H // GROUP
@@ -147,20 +142,9 @@ def tree_grad(
             SX = tl.dot(tl.trans(St), Xt, input_precision=PREC)
             VX = tl.dot(tl.trans(Xt), vT, input_precision=PREC)
         else:
-            QS = tl.zeros((KB, 32), tl.float32)
-            YS = tl.zeros((KB, 32), tl.float32)
-            VX = tl.zeros((KB, 32), tl.float32)
-            SX = tl.zeros((KB, KB), tl.float32)
-            for b in tl.static_range(NVB):
-                vT = load_tile(news, w * VP + b * VB, VB, sub * 32, 64, 64, VB, 32, False, False, False)
-                dot = load_tile(do, row, n, h * V + b * VB, V - b * VB, H * V, 32, VB, False, ROWS, VC).to(DT)
-                yT = load_tile(ys, w * VP + b * VB, VB, sub * 32, 64, 64, VB, 32, False, False, False)
-                St = load_tile(states, w2 * VP + b * VB, VB, c0, KP, KP, VB, KB, False, False, False)
-                Xt = load_tile(exits, w2 * VP + b * VB, VB, c0, KP, KP, VB, KB, False, False, False)
-                SX = tl.dot(tl.trans(St), Xt, SX, input_precision=PREC)
-                QS = tl.dot(tl.trans(St), tl.trans(dot), QS, input_precision=PREC)
-                YS = tl.dot(tl.trans(St), yT, YS, input_precision=PREC)
-                VX = tl.dot(tl.trans(Xt), vT, VX, input_precision=PREC)
+            SX, QS, YS, VX = state_products(
+                states, exits, news, ys, do, row, n, w, w2, sub, h, H, c0, KP, KB, V, VP, VB, DT, PREC, ROWS
+            )
         ss = tl.sum(tl.where(cc[:, None] == cc[None, :], SX, 0.0), 1)
         ss = ss * back * tl.load(decay + w2.to(tl.int64) * KP + c0 + cc)
         kf = tl.trans(kf).to(tl.float32)
@@ -196,11 +180,9 @@ def tree_grad(
         if OTMA:
             dq.store([row, h * K + c0], tl.trans(xq.to(IO)))
         else:
-            xq = tl.trans(xq).to(dq.dtype.element_ty)
-            store_tile(dq, xq, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
+            store_unit(dq, xq, row, n, h, H, c0, K, KP, KB, ROWS)
         if ERASE:
-            xb = tl.trans((kf * xr) * (rk * big)[None, :]).to(db.dtype.element_ty)
-            store_tile(db, xb, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
+            store_unit(db, (kf * xr) * (rk * big)[None, :], row, n, h, H, c0, K, KP, KB, ROWS)
         else:
             dbv += tl.sum(kf * xr, 0) * (rk * big)
         xk = (xr * bt + xw) * (rk * big)[None, :]
@@ -209,27 +191,16 @@ def tree_grad(
         if OTMA:
             dk.store([row, h * K + c0], tl.trans(xk.to(IO)))
         else:
-            xk = tl.trans(xk).to(dk.dtype.element_ty)
-            store_tile(dk, xk, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
+            store_unit(dk, xk, row, n, h, H, c0, K, KP, KB, ROWS)
         xg = (xg + grad_sum(hp, tri, SD, PREC, False)) * big
         if GATE > 0:
-            xg, xa = log_decay_grad(xg, x, rate, bias, lower, GATE)
-            if RATE:
-                if ROWS:
-                    xa = tl.where(j < n, xa, 0.0)
-                if KC:
-                    xa = tl.where(c0 + cc[:, None] < K, xa, 0.0)
-                tl.store(da + gi, tl.sum(tl.sum(xa, 1), 0))
-            if BIAS:
-                y = xg
-                if ROWS:
-                    y = tl.where(j < n, xg, 0.0)
-                tl.store(dbias + gc + c0 + cc, tl.sum(y, 1), mask=c0 + cc < K)
+            xg = gate_grad(
+                xg, x, rate, bias, lower, da, dbias, gi, gc, units, c0, n, K, KP, KB, GATE, RATE, BIAS, ROWS, 1
+            )
         if DGTMA:
             dg.store([row, h * K + c0], tl.trans(xg).to(IO))
         else:
-            xg = tl.trans(xg).to(dg.dtype.element_ty)
-            store_tile(dg, xg, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
+            store_unit(dg, xg, row, n, h, H, c0, K, KP, KB, ROWS)
         if not ERASE:
             if BETA > 0:
                 dbv = dbv * bv * (1.0 - bv / BETA)
