@@ -2,7 +2,8 @@
 # ruff: noqa: E402  (the path comes first)
 """What a call costs the host: the whole of it, and its parts.
 
-`host_cost.py` on a GPU prints, per op, kernel time, the time that a caller with an idle queue sees, and host time.
+`host_cost.py` on a GPU prints, per op, kernel time, what a caller with an idle queue pays beyond it, and host time;
+beside them the least that any op pays there (`host_floor.py`), taken in the same rounds.
 Without a GPU it launches through a driver that runs nothing (`stub_driver`), on CPU tensors: processor time of the same
 path less the driver's own work. `--profile OP` adds the functions that cost most.
 """
@@ -19,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.pop("TRITON_INTERPRET", None)
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
@@ -32,10 +33,18 @@ BF = torch.bfloat16
 Call = Callable[[], Any]
 
 
-def calls(
-    device: str, B: int, T: int, H: int, D: int = 128, only: list[str] | None = None
-) -> dict[str, tuple[Call, Call, Call, Call]]:
-    """Per op: inference, the forward of training, forward and backward, and its checks alone."""
+class Calls(NamedTuple):
+    """Ways to call an op, its checks alone, and what it is given and the gradient of its output."""
+
+    inference: Call
+    forward: Call
+    both: Call
+    checks: Call
+    leaves: list[Tensor]
+    do: Tensor
+
+
+def calls(device: str, B: int, T: int, H: int, D: int = 128, only: list[str] | None = None) -> dict[str, Calls]:
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
     from fla.ops.gla import chunk_gla
     from fla.ops.kda import chunk_kda
@@ -54,7 +63,7 @@ def calls(
         "simple gla": (chunk_simple_gla, ("q", "k", "v", "g"), {}),
         "gla": (chunk_gla, ("q", "k", "v", "gk"), {}),
     }
-    out: dict[str, tuple[Call, Call, Call, Call]] = {}
+    out: dict[str, Calls] = {}
     for name, (op, names, kw) in table.items():
         plain = [x[n] for n in names]
         leaves = [t.clone().requires_grad_() for t in plain]
@@ -78,7 +87,7 @@ def calls(
         def checks(op: Any = op, values: Any = values) -> Any:
             return op.op.validate(*values)
 
-        out[name] = (inference, forward, both, checks)
+        out[name] = Calls(inference, forward, both, checks, leaves, do)
     return out
 
 
@@ -96,18 +105,19 @@ def cpu_us(fn: Call, n: int = 300) -> float:
 
 
 def without_gpu(profile: str | None, only: list[str] | None) -> None:
+    from host_floor import floors
     from stub_driver import stub_driver
 
     torch.set_num_threads(1)
     with stub_driver():
         for name, fns in calls("cpu", 4, 64, 2, only=only).items():
-            us = [cpu_us(f) for f in fns]
+            us = [cpu_us(f) for f in (*fns[:4], *floors(fns.leaves, fns.do, 0, 0))]
             print(
                 f"{name:18s} inference {us[0]:6.1f} us  training forward {us[1]:6.1f}  forward + backward {us[2]:6.1f}"
-                f"  (checks {us[3]:.1f})",
+                f"  (checks {us[3]:.1f}; the least of the others {us[4]:.1f}, {us[5]:.1f}, {us[6]:.1f})",
                 flush=True,
             )
-            for f, label in zip(fns[:3:2], ("inference", "both"), strict=True):
+            for f, label in zip((fns.inference, fns.both), ("inference", "both"), strict=True):
                 if profile == name:
                     print(label)
                     p = cProfile.Profile()
@@ -118,56 +128,98 @@ def without_gpu(profile: str | None, only: list[str] | None) -> None:
                     pstats.Stats(p).sort_stats("tottime").print_stats(45)
 
 
-def on_gpu(B: int, T: int, H: int, only: list[str] | None, rounds: int) -> None:
-    """Processors of shared machines are now fast, now slow: ops take turns, and the best round stands beside all."""
+# Cycles that the GPU sleeps while the host gets ahead of it, also where that is slow.
+_ONE, _BOTH = 1_500_000, 4_000_000
+
+
+def caller_ms(fn: Call, flush: Tensor, n: int = 15) -> float:
+    """Events around a call with an idle queue and a flushed L2."""
+    times = []
+    for _ in range(n):
+        flush.zero_()
+        torch.cuda.synchronize()
+        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        a.record()
+        fn()
+        b.record()
+        torch.cuda.synchronize()
+        times.append(a.elapsed_time(b))
+    return statistics.median(times)
+
+
+def host_ms(fn: Call, n: int = 15) -> float:
+    times = []
+    for _ in range(n):
+        torch.cuda.synchronize()
+        t = time.perf_counter()
+        fn()
+        times.append((time.perf_counter() - t) * 1e3)
+    return statistics.median(times)
+
+
+def one_thread(fn: Call) -> Call:
+    """Without the engine's thread of the device, to which the backward is handed over."""
+
+    def run() -> Any:
+        with torch.autograd.set_multithreading_enabled(False):
+            return fn()
+
+    return run
+
+
+def on_gpu(B: int, T: int, H: int, only: list[str] | None, rounds: int, turns: bool) -> None:
+    """Processors of shared machines are now fast, now slow: all rows take turns in a round, and what a caller pays is
+    the difference of two times of one round. Medians of rounds, with the best and the worst in brackets."""
     from check_delta import median_ms
+    from host_floor import floors, one_launch
 
     flush = torch.empty(128 << 20, dtype=torch.int8, device="cuda")
-
-    def caller(fn: Call) -> list[float]:
-        """Events around a call with an idle queue and a flushed L2."""
-        times = []
-        for _ in range(15):
-            flush.zero_()
-            torch.cuda.synchronize()
-            a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            a.record()
+    labels = ("inference", "training forward", "forward + backward")
+    fns: dict[tuple[str, str], Call] = {}
+    floor: dict[tuple[str, str], Call] = {}
+    checks: dict[str, Call] = {}
+    for name, op in calls("cuda", B, T, H, only=only).items():
+        infer, both = (median_ms(fn, 15, hide) for fn, hide in ((op.inference, _ONE), (op.both, _BOTH)))
+        checks[name] = op.checks
+        for label, fn, least in zip(labels, op[:3], floors(op.leaves, op.do, infer, both - infer), strict=True):
+            fns[name, label], floor[name, label] = fn, least
+        alone = (name, "both, one thread")
+        fns[alone], floor[alone] = one_thread(fns[name, labels[2]]), one_thread(floor[name, labels[2]])
+    launch = one_launch(torch.empty(16, dtype=BF, device="cuda"))
+    for fn in (launch, *floor.values()):
+        for _ in range(3):  # compiled, watched, written out
             fn()
-            b.record()
-            torch.cuda.synchronize()
-            times.append(a.elapsed_time(b))
-        return times
-
-    def host(fn: Call) -> list[float]:
-        times = []
-        for _ in range(15):
-            torch.cuda.synchronize()
-            t = time.perf_counter()
-            fn()
-            times.append((time.perf_counter() - t) * 1e3)
-        return times
-
-    def row(rounds: list[list[float]]) -> str:
-        medians = sorted(statistics.median(r) for r in rounds)
-        return f"{statistics.median(x for r in rounds for x in r):.3f} (best round {medians[0]:.3f})"
-
-    print(torch.cuda.get_device_name(), torch.__version__, f"B{B} T{T} H{H}, {rounds} rounds")
-    labels = ("inference", "training forward", "forward + backward", "checks")
-    table = {
-        (name, x): fn
-        for name, fns in calls("cuda", B, T, H, only=only).items()
-        for x, fn in zip(labels, fns, strict=True)
-    }
-    kernels = {key: median_ms(fn, 15, 1_500_000) for key, fn in table.items() if key[1] != "checks"}
-    seen: dict[Any, tuple[list[list[float]], list[list[float]]]] = {key: ([], []) for key in table}
+    rows: dict[Any, list[tuple[float, ...]]] = {key: [] for key in (*fns, *checks, "launch", "events")}
+    print(torch.cuda.get_device_name(), torch.__version__, f"B{B} T{T} H{H}, {rounds} rounds", flush=True)
     for _ in range(rounds):
-        for key, fn in table.items():
-            if key in kernels:
-                seen[key][0].append(caller(fn))
-            seen[key][1].append(host(fn))
-    for key, (callers, hosts) in seen.items():
-        line = f"kernels {kernels[key]:.3f} ms  caller {row(callers)}  " if key in kernels else ""
-        print(f"{key[0]:18s} {key[1]:18s} {line}idle host {row(hosts)}", flush=True)
+        if turns and not sys.stdin.readline():
+            break
+        rows["events"].append((caller_ms(lambda: None, flush),))
+        rows["launch"].append((caller_ms(launch, flush) - median_ms(launch, 7, _ONE), host_ms(launch)))
+        for key, fn in fns.items():
+            pair = fn, floor[key]
+            kernels = [median_ms(f, 7, _BOTH if "both" in key[1] or "+" in key[1] else _ONE) for f in pair]
+            ours, least = (caller_ms(f, flush) - k for f, k in zip(pair, kernels, strict=True))
+            rows[key].append((kernels[0], ours, least, ours - least, *map(host_ms, pair)))
+        for name, fn in checks.items():
+            rows[name].append((host_ms(fn),))
+        if turns:
+            print("done", flush=True)
+
+    if not rows["events"]:
+        return
+
+    def column(values: tuple[float, ...]) -> str:
+        return f"{statistics.median(values):.3f} [{min(values):.3f} {max(values):.3f}]"
+
+    columns = {key: [column(values) for values in zip(*taken, strict=True)] for key, taken in rows.items()}
+    print(f"no call, between two events: {columns['events'][0]} ms")
+    print("one empty kernel: a caller pays {} ms, idle host {}".format(*columns["launch"]))
+    for name, label in fns:
+        kernels, *others = columns[name, label]
+        text = "a caller pays {}, the least {}, beyond that {}; idle host {}, the least {}".format(*others)
+        print(f"{name:16s} {label:18s} kernels {kernels[:5]} ms, {text}", flush=True)
+    print("idle host, checks:", *(f"{name} {columns[name][0]}" for name in checks))
 
 
 def main() -> None:
@@ -176,10 +228,11 @@ def main() -> None:
     ap.add_argument("--ops", nargs="*")
     ap.add_argument("--shape", type=int, nargs=3, default=(4, 2048, 16), metavar=("B", "T", "H"))
     ap.add_argument("--rounds", type=int, default=10)
+    ap.add_argument("--turns", action="store_true", help="a round per line of standard input: versions take turns")
     args = ap.parse_args()
     with contextlib.suppress(BrokenPipeError):
         if torch.cuda.is_available():
-            on_gpu(*args.shape, args.ops, args.rounds)
+            on_gpu(*args.shape, args.ops, args.rounds, args.turns)
         else:
             without_gpu(args.profile, args.ops)
 

@@ -15,6 +15,7 @@ from fla.backends import faults, record
 from fla.backends import plan as plans
 from fla.backends.base import read_answer
 from fla.backends.discovery import DISCOVERY
+from fla.backends.doors import listen, open_door
 from fla.backends.errors import BackendUnavailable
 from fla.backends.facts import CallFacts, Capability, Facts, Rejection, lost_gradient, needs_backward
 from fla.backends.plan import MASTER, PLUGINS, STRICT, Candidate, Entry, Plan, Verdict, understand
@@ -93,6 +94,7 @@ class DispatchedOp:
         self.facts = (facts or CallFacts()).restricted(self.signature.parameters)
         self.body = self._in_order(fn, "the body")
         self.validate = None if validate is None else self._in_order(validate, "validate")
+        self._values_of = self._looked_at(validate)
         self.outputs = None if outputs is None else self._in_order(outputs, "outputs")
         self.triton_path: TritonPath | None = None
         if triton is not None:
@@ -120,6 +122,14 @@ class DispatchedOp:
 
     def _in_order(self, target: Callable[..., Any], what: str) -> Callable[..., Any]:
         return positional(self.signature, target, bind_callable(self.signature, target, f"{what} of {self}"))
+
+    def _looked_at(self, validate: Callable[..., None] | None) -> tuple[int, ...] | None:
+        """Which parameters' values are checked at each call; None where nothing is known of ``validate``."""
+        names: Sequence[str] | None = getattr(validate, "values_of", None)
+        if names is None or self.inplace:
+            return None
+        order = list(self.signature.parameters)
+        return tuple(order.index(name) for name in names)
 
     def cell(self, backend: str) -> list[int]:
         """How many calls a backend served, as a list of one number."""
@@ -348,12 +358,25 @@ class DispatchedOp:
         if plan.traced:
             return self._traced(plan, entry, args)
         verify = entry.verify_alone
-        if verify is not None and verify(*args) is True:
-            result = entry.core(*args)  # type: ignore[misc]  # it is there where nothing else is asked
-            record.thread.decision = entry.decision
-            entry.cell[0] += 1
-            return result
+        if verify is not None:
+            answer = verify(*args)
+            if answer is True or (type(answer) is tuple and answer == (True, None)):
+                return self.serve(plan, entry, args)
         return self._run(plan, entry, args)
+
+    def serve(self, plan: Plan, entry: Entry, args: tuple[Any, ...]) -> Any:
+        """Run core where nobody else is asked, and open a door for calls that look the same (see `doors`)."""
+        core = entry.core
+        assert core is not None
+        if self._values_of is None or any(args[i] is not None for i in self._values_of):
+            result = core(*args)
+        else:
+            result, offered = listen(core, args)
+            if offered is not None:
+                open_door(plan.doors, list(self.signature.parameters), args, offered, entry.decision, entry.cell)
+        record.thread.decision = entry.decision
+        entry.cell[0] += 1
+        return result
 
     def _run(self, plan: Plan, entry: Entry, args: tuple[Any, ...]) -> Any:
         rejected: list[Verdict] = []

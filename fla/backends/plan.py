@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fla import settings
 from fla.backends import devices, record, switches
 from fla.backends.base import BaseBackend, read_answer
+from fla.backends.doors import Door
 from fla.backends.errors import BackendUnavailable, SignatureMismatch
 from fla.backends.facts import Capability, Facts, Rejection
 from fla.backends.record import Decision, Verdict
@@ -142,6 +143,7 @@ class Plan:
         "context",
         "decision",
         "dims",
+        "doors",
         "dtypes",
         "error",
         "flags",
@@ -170,6 +172,7 @@ class Plan:
         # Where a part of the static signature settles it, the rest is not read. None: there is no such case so far.
         self.by_device: dict[Any, Entry] | None = None
         self.by_cheap: dict[Any, Entry] | None = None
+        self.doors: dict[tuple[type, ...], Door] = {}
         self.active: list[Candidate] = []
         self.refused: list[Verdict] = []
         self.error: BackendUnavailable | None = None

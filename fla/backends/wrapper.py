@@ -127,6 +127,7 @@ def build(op: DispatchedOp, renamed: Mapping[str, str], removed: Mapping[str, st
         _renamed,
         dict(removed),
         needs_backward,
+        type,
     )
     op.bind_torch = _binder(op, bind)
     op.bind_torch()
@@ -188,18 +189,29 @@ def _source(op: DispatchedOp, renamed: Mapping[str, str], removed: Mapping[str, 
     if op.outputs is None and op.validate is not None:
         body.append(f"_fla_validate({in_order})")
     body += ["if _fla_is_compiling():", f"    return {compiled}"]
-    if op.outputs is not None and op.validate is not None:
-        body.append(f"_fla_validate({in_order})")
-    body += [
-        "_fla_plan = _fla_op.plan",
-        "if (",
-        "    _fla_plan is None",
-        "    or _fla_plan.context is not _fla_context()",
+    stale = [
+        "    _fla_plan.context is not _fla_context()",
         "    or not (",
         "        _fla_isdisjoint(_fla_plan.watched)",
         "        if _fla_plan.snapshot is None",
         "        else _fla_tuple(_fla_map(_fla_get, _fla_plan.watched)) == _fla_plan.snapshot",
         "    )",
+    ]
+    body += [
+        "_fla_plan = _fla_op.plan",
+        "if _fla_plan is not None and _fla_plan.doors and not (",
+        *stale,
+        "):",
+        f"    _fla_door = _fla_plan.doors.get(({', '.join(f'_fla_type({name})' for name in names)},))",
+        f"    if _fla_door is not None and (_fla_result := _fla_door.enter({in_order})) is not None:",
+        "        return _fla_result",
+    ]
+    if op.outputs is not None and op.validate is not None:
+        body.append(f"_fla_validate({in_order})")
+    body += [
+        "_fla_plan = _fla_op.plan",
+        "if _fla_plan is None or (",
+        *stale,
         "):",
         "    _fla_plan = _fla_op.replan()",
         "_fla_core = _fla_plan.constant",
@@ -234,7 +246,7 @@ def _source(op: DispatchedOp, renamed: Mapping[str, str], removed: Mapping[str, 
         [
             "def _fla_make(_fla_op, _fla_fn, _fla_validate, _fla_defaults, _fla_context, _fla_isdisjoint,",
             "              _fla_get, _fla_tuple, _fla_map, _fla_thread, _fla_not_given, _fla_renamed, _fla_removed,",
-            "              _fla_needs_backward):",
+            "              _fla_needs_backward, _fla_type):",
             "    _fla_is_compiling = _fla_grad = lambda: False",
             "    _fla_compiled_call = None",
             "    _fla_cell = _fla_op.core_cell",

@@ -39,4 +39,6 @@ def unless_seen(
                 good.clear()
             good.add(key)
 
+    # For `fla.backends.doors`: other calls need no second check.
+    run.values_of = tuple(names[i] for i in data)  # type: ignore[attr-defined]
     return run

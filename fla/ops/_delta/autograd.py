@@ -13,7 +13,8 @@ from fla.ops._common.device_index import chunk_table, known_table
 from fla.ops._common.first_call import first_call
 from fla.ops._common.launch import aligned, on_device
 from fla.ops._common.room import carve, like, room_for, total
-from fla.ops._common.single import once
+from fla.ops._common.served import served
+from fla.ops._common.single import applied, once
 from fla.ops._common.tape import Known, KnownCalls, look
 from fla.ops._delta import scalar
 from fla.ops._delta.scalar import Passed, ScalarCall
@@ -116,6 +117,7 @@ class ScalarDelta(torch.autograd.Function):
         return *grads, None, None, None
 
 
+_scalar_delta = applied(ScalarDelta)
 _calls = KnownCalls()
 
 
@@ -189,9 +191,13 @@ def _run(inputs: tuple[Any, ...], known: Known, final: bool) -> tuple[Tensor, Te
     if known.call.table.varlen:
         # The call came with a table of its own.
         inputs = (*inputs[:-1], None)
-    with on_device(inputs[0]):
-        if needs_backward(inputs):
-            found: tuple[Tensor, Tensor | None] = ScalarDelta.apply(*inputs, known, final)
-        else:
-            found = known.run("infer", _forward, inputs, final, False)
+    found: tuple[Tensor, Tensor | None] = served(_train if needs_backward(inputs) else _infer, inputs, known, final)
     return found
+
+
+def _train(inputs: tuple[Any, ...], known: Known, final: bool) -> Any:
+    return _scalar_delta(*inputs, known, final)
+
+
+def _infer(inputs: tuple[Any, ...], known: Known, final: bool) -> Any:
+    return known.run("infer", _forward, inputs, final, False)

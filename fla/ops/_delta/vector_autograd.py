@@ -13,7 +13,7 @@ from fla.ops._common.device_index import known_table
 from fla.ops._common.first_call import first_call
 from fla.ops._common.launch import aligned, on_device
 from fla.ops._common.room import like
-from fla.ops._common.single import once
+from fla.ops._common.single import applied, once
 from fla.ops._common.tape import Known
 from fla.ops._delta.vector_work import VectorCall, Work
 
@@ -150,3 +150,11 @@ class VectorDelta(torch.autograd.Function):
             name = ("backward", into_state, dht is None)
             grads = ctx.known.run(name, _backward, (*saved, do, dht), into_state)
         return *grads, None, None, None
+
+
+_vector_delta = applied(VectorDelta)
+
+
+def train(inputs: tuple[Tensor | None, ...], known: Known, final: bool) -> Any:
+    """`infer`, differentiable."""
+    return _vector_delta(*inputs, known, final)

@@ -12,8 +12,9 @@ from torch import Tensor
 from fla.backends import needs_backward
 from fla.ops._common.gates import needs_range
 from fla.ops._common.launch import on_device
+from fla.ops._common.served import served
 from fla.ops._common.tape import Known, KnownCalls, look
-from fla.ops._delta.vector_autograd import VectorDelta, again, compile_ahead, infer
+from fla.ops._delta.vector_autograd import again, compile_ahead, infer, train
 from fla.ops._delta.vector_covers import bounded_gate
 from fla.ops._delta.vector_work import FEW, VectorCall, Work
 
@@ -42,10 +43,7 @@ def _chunk_states(work: Work, states: Tensor, chunk_size: int, cu_seqlens_cpu: T
 
 
 def _run(inputs: tuple[Any, ...], known: Known, final: bool) -> Any:
-    with on_device(inputs[0]):
-        if needs_backward(inputs):
-            return VectorDelta.apply(*inputs, known, final)
-        return infer(inputs, known, final)
+    return served(train if needs_backward(inputs) else infer, inputs, known, final)
 
 
 def chunk_vector(

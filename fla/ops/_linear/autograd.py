@@ -13,7 +13,8 @@ from fla.ops._common.device_index import known_table
 from fla.ops._common.first_call import first_call
 from fla.ops._common.launch import aligned, on_device
 from fla.ops._common.room import like
-from fla.ops._common.single import once
+from fla.ops._common.served import served
+from fla.ops._common.single import applied, once
 from fla.ops._common.tape import Known, KnownCalls, look
 from fla.ops._linear import scalar
 from fla.ops._linear.kernels.scalar_scan import HEAD_DECAY, NO_DECAY, TOKEN_DECAY
@@ -84,6 +85,7 @@ class ScalarLinear(torch.autograd.Function):
         return dq, dk, dv, dg, None, dh0, None, None, None
 
 
+_scalar_linear = applied(ScalarLinear)
 _calls = KnownCalls()
 
 
@@ -155,12 +157,16 @@ def scalar_linear(
 
 
 def _run(inputs: tuple[Any, ...], known: Known, final: bool) -> tuple[Tensor, Tensor | None]:
-    with on_device(inputs[0]):
-        if needs_backward(inputs):
-            found: tuple[Tensor, Tensor | None] = ScalarLinear.apply(*inputs, known, final)
-        else:
-            found = known.run("infer", _forward, inputs, final, False)
+    found: tuple[Tensor, Tensor | None] = served(_train if needs_backward(inputs) else _infer, inputs, known, final)
     return found
+
+
+def _train(inputs: tuple[Any, ...], known: Known, final: bool) -> Any:
+    return _scalar_linear(*inputs, known, final)
+
+
+def _infer(inputs: tuple[Any, ...], known: Known, final: bool) -> Any:
+    return known.run("infer", _forward, inputs, final, False)
 
 
 def _reversed(

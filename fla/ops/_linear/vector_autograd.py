@@ -12,7 +12,8 @@ from fla.backends import needs_backward
 from fla.ops._common.first_call import first_call
 from fla.ops._common.launch import aligned, on_device
 from fla.ops._common.room import like
-from fla.ops._common.single import once
+from fla.ops._common.served import served
+from fla.ops._common.single import applied, once
 from fla.ops._common.tape import Body, Known, KnownCalls, look
 from fla.ops._linear.vector import VectorCall, Work
 
@@ -170,6 +171,9 @@ class ValueDecay(torch.autograd.Function):
         return *grads, None, None, None, None
 
 
+_key_decay, _value_decay = applied(KeyDecay), applied(ValueDecay)
+
+
 def _c(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
 
@@ -233,14 +237,28 @@ def _of_values(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _run(inputs: tuple[Any, ...], known: Known, final: bool, softmax: bool) -> tuple[Tensor, Tensor | None]:
-    train = needs_backward(inputs)
-    found: tuple[Tensor, Tensor | None]
-    with on_device(inputs[0]):
-        if inputs[4] is None:
-            keys = _of_keys(inputs)
-            found = KeyDecay.apply(*keys, known, final) if train else known.run("infer", _keys, keys, final, False)
-        elif train:
-            found = ValueDecay.apply(*_of_values(inputs), known, final, softmax)
-        else:
-            found = known.run("infer", _values, _of_values(inputs), final, softmax, False)
+    by_keys = inputs[4] is None
+    if needs_backward(inputs):
+        run, static = (_train_keys, (final,)) if by_keys else (_train_values, (final, softmax))
+    else:
+        run, static = (_infer_keys, (final,)) if by_keys else (_infer_values, (final, softmax))
+    found: tuple[Tensor, Tensor | None] = served(
+        run, _of_keys(inputs) if by_keys else _of_values(inputs), known, *static
+    )
     return found
+
+
+def _train_keys(inputs: tuple[Any, ...], known: Known, *static: bool) -> Any:
+    return _key_decay(*inputs, known, *static)
+
+
+def _train_values(inputs: tuple[Any, ...], known: Known, *static: bool) -> Any:
+    return _value_decay(*inputs, known, *static)
+
+
+def _infer_keys(inputs: tuple[Any, ...], known: Known, *static: bool) -> Any:
+    return known.run("infer", _keys, inputs, *static, False)
+
+
+def _infer_values(inputs: tuple[Any, ...], known: Known, *static: bool) -> Any:
+    return known.run("infer", _values, inputs, *static, False)
