@@ -188,6 +188,15 @@ def check_numel(name: str, tensor: Tensor | None, numel: int, meaning: str) -> N
             raise ArgumentError(f"`{name}` must have {numel} elements ({meaning}), got {_given(tensor)}.")
 
 
+def check_writable(name: str, tensor: Tensor) -> None:
+    """Check that every element of a tensor that is written to has memory of its own."""
+    if any(n > 1 and step == 0 for n, step in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise ArgumentError(
+            f"`{name}` is written to, but its elements share memory, as those of an expanded tensor do, got "
+            f"{_given(tensor)} with strides {list(tensor.stride())}: pass a tensor of its own, such as a clone()."
+        )
+
+
 def check_choice(name: str, value: Any, allowed: Collection[Any]) -> None:
     """Check that ``value`` is one of ``allowed``."""
     if value not in allowed:

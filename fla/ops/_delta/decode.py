@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fla.ops._common.checks import check_writable
 from fla.ops._common.launch import Launcher, on_device
 from fla.ops._common.policy import Launch, chip_of, pow2
 from fla.ops._common.tape import KnownCalls, look
@@ -134,7 +135,12 @@ def _recurrent(
     N = B if cu_seqlens is None else cu_seqlens.numel() - 1
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     g, gk, gv, beta, A_log, dt_bias = (_dense(x) for x in (g, gk, gv, beta, gates.A_log, gates.dt_bias))
-    read, erase, gain = _dense(read), _dense(erase), _dense(gain)
+    read, erase, gain, cu_seqlens = (_dense(x) for x in (read, erase, gain, cu_seqlens))
+    accepted = None if pool is None else _dense(pool.accepted)
+    if out is not None:
+        check_writable("out", out)
+    if in_place and state is not None:
+        check_writable("initial_state", state)
     if out is None:
         # Rows of skipped sequences are zero.
         out = torch.empty_like(v) if pool is None else torch.zeros_like(v)
@@ -173,7 +179,7 @@ def _recurrent(
                 v if gain is None else gain, v if A_log is None else A_log, v if dt_bias is None else dt_bias,
                 v if h0 is None else h0, v if ht is None else ht, target, v if cu_seqlens is None else cu_seqlens,
                 index,
-                index if pool is None or pool.accepted is None else pool.accepted, T, H, HV,
+                index if accepted is None else accepted, T, H, HV,
                 K**-0.5 if scale is None else float(scale), gates.beta_scale,
                 0.0 if gates.lower_bound is None else float(gates.lower_bound), index.shape[1] if two else 0,
                 0 if h0 is None else h0.shape[0], slot // unit, last // unit, 0 if pool is None else index.stride(0),
@@ -184,7 +190,7 @@ def _recurrent(
                 "BETA": 0 if beta is None else beta.dim() - 2, "SIGMOID": gates.beta_scale > 0,
                 "HAS_A": gates.in_kernel and A_log is not None, "BIAS": dt_bias is not None, "VFIRST": v_first,
                 "VARLEN": cu_seqlens is not None, "HAS_H0": h0 is not None, "POOL": 0 if pool is None else index.dim(),
-                "ACCEPTED": pool is not None and pool.accepted is not None, "KEEP": keep,
+                "ACCEPTED": accepted is not None, "KEEP": keep,
                 "UNIT": unit, "READ": STREAM[0], "WRITE": STREAM[1], "HAS_P": read is not None, "BEFORE": before,
                 "HAS_B": erase is not None, "HAS_W": gain is not None,
             }  # fmt: skip

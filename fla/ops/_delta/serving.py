@@ -72,10 +72,12 @@ def check_serving(
     if num_accepted_tokens is not None and ssm_state_indices.dim() == 1:
         raise ArgumentError("`num_accepted_tokens` needs `ssm_state_indices` with a slot per draft token, [N, tokens].")
     if ssm_state_indices.device.type == "cpu":
-        _check_slots(ssm_state_indices, slots, sizes["T"], cu_seqlens, inplace_final_state)
+        _check_slots(ssm_state_indices, num_accepted_tokens, slots, sizes["T"], cu_seqlens, inplace_final_state)
 
 
-def _check_slots(indices: Tensor, slots: int, T: int, cu_seqlens: Tensor | None, inplace: bool) -> None:
+def _check_slots(
+    indices: Tensor, accepted: Tensor | None, slots: int, T: int, cu_seqlens: Tensor | None, inplace: bool
+) -> None:
     rows = indices.unsqueeze(-1).tolist() if indices.dim() == 1 else indices.tolist()
     lengths = [T] * len(rows)
     if cu_seqlens is not None:
@@ -90,6 +92,15 @@ def _check_slots(indices: Tensor, slots: int, T: int, cu_seqlens: Tensor | None,
         for slot in row[:length] if inplace else ():
             if 0 <= slot < slots and owner.setdefault(slot, n) != n:
                 raise ArgumentError(f"`ssm_state_indices` lets sequences {owner[slot]} and {n} both write slot {slot}.")
+    if accepted is None or not inplace:
+        return
+    # A sequence may start from a slot that it does not write itself.
+    for n, (row, length, count) in enumerate(zip(rows, lengths, accepted.tolist(), strict=True)):
+        slot = row[count - 1] if length and 0 < count <= len(row) else -1
+        if owner.get(slot, n) != n:
+            raise ArgumentError(
+                f"`ssm_state_indices` lets sequence {n} start from slot {slot}, which sequence {owner[slot]} writes."
+            )
 
 
 @without_autocast
@@ -109,6 +120,9 @@ def serve(
     num_accepted_tokens: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
     """Write outputs into ``out`` and states where they belong; see ``fused_recurrent_kda_fwd`` for the contract."""
+    checks.check_writable("out", out)
+    if inplace_final_state and initial_state is not None:
+        checks.check_writable("initial_state", initial_state)
     B, T, HV, V = x.value.shape
     plan = plan_chunks(B, T, 1, out.device, cu_seqlens)
     N = plan.sequences

@@ -154,7 +154,8 @@ def fused_recurrent_kda_fwd(
 
     Raises:
         ArgumentError: (ValueError and AssertionError) as ``fused_recurrent_kda``; in place without ``initial_state``;
-            ``out`` not like ``v``; two sequences writing one slot (on the CPU).
+            ``out`` not like ``v``; two sequences writing one slot, or one starting from a slot that another writes (on
+            the CPU); ``out``, or a state written in place, whose elements share memory.
         DtypeError: (also TypeError) wrong or mixed dtypes.
     """
     x = activate(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fla.backends import use_backend
 from fla.ops._common.checks import ArgumentError
 from fla.ops.kda import fused_recurrent_kda
 from fla.ops.kda.fused_recurrent import fused_recurrent_kda_fwd
@@ -190,3 +191,37 @@ def test_gradients_are_never_dropped_silently(delta) -> None:
         fused_recurrent_kda_fwd(*x, initial_state=state)
     with torch.no_grad():
         fused_recurrent_kda_fwd(*x, initial_state=state)
+
+
+def test_a_sequence_may_not_start_where_another_writes(delta) -> None:
+    """Which of the two is first is nobody's choice on a GPU."""
+    x = tokens(delta, 2, 1)
+    pool = torch.randn(4, HV, K, V)
+    before = pool.clone()
+    slots = torch.tensor([[0, 1], [2, 0]])
+    with pytest.raises(ArgumentError, match="sequence 1 start from slot 0, which sequence 0 writes"):
+        fused_recurrent_kda_fwd(
+            *x, initial_state=pool, ssm_state_indices=slots, num_accepted_tokens=torch.tensor([1, 2])
+        )
+    assert torch.equal(pool, before)
+    fused_recurrent_kda_fwd(*x, initial_state=pool, ssm_state_indices=slots, num_accepted_tokens=torch.tensor([1, 1]))
+    assert torch.equal(pool[[1, 3]], before[[1, 3]])
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("name", ["initial_state", "out"])
+def test_what_is_written_needs_memory_of_its_own(delta, backend, name) -> None:
+    if backend == "triton":
+        pytest.importorskip("triton")
+    q, k, v, g, beta = tokens(delta, 2, 1)
+    given = {"initial_state": torch.randn(2, HV, K, V), "out": torch.zeros_like(v)}
+    with use_backend(backend, strict=True):
+        fused_recurrent_kda_fwd(q, k, v, g, beta, **given)
+        given[name] = given[name][:1].expand_as(given[name])
+        before = {n: t.clone() for n, t in given.items()}
+        with pytest.raises(ArgumentError, match=f"`{name}` is written to, but its elements share memory"):
+            fused_recurrent_kda_fwd(q, k, v, g, beta, **given)
+        for n, t in given.items():
+            assert torch.equal(t, before[n])
+        if name == "initial_state":
+            fused_recurrent_kda_fwd(q, k, v, g, beta, **given, inplace_final_state=False)

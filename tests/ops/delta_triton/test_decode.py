@@ -228,3 +228,28 @@ def test_gradients_of_a_beta_per_value_channel_are_left_to_pytorch():
     assert covers_recurrent_gdn2(q, k, v, gk, gk, x["beta_v"], None, None, None)[0]
     with torch.no_grad():
         assert covers_recurrent_kda(q, k, v, gk, x["beta_v"], None, None, None)[0]
+
+
+def strided(x):
+    """The same numbers with others between them."""
+    return torch.stack([x, torch.full_like(x, 2)], 1)[:, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_offsets_and_counts_need_not_be_contiguous(dtype):
+    x = tensors(B=1, T=9, N=3)
+    cu = strided(torch.tensor([0, 3, 3, 9], dtype=dtype))
+    args = (x["q"], x["k"], x["v"], x["gk"], x["beta"].sigmoid())
+    kw = {"initial_state": x["h0"], "output_final_state": True, "cu_seqlens": cu}
+    agree(vector_decode.fused_recurrent_kda, fused_recurrent_kda, *args, **kw)
+    args = (x["q"], x["k"], x["v"], x["g"])
+    agree(entry.fused_recurrent_gated_delta_rule, fused_recurrent_gated_delta_rule, *args, **kw)
+
+    x = tensors(B=3, T=1, N=6)
+    args = (x["q"], x["k"], x["v"], x["gk"], x["beta"].sigmoid())
+    kw = {
+        "initial_state": x["h0"], "output_final_state": True, "inplace_final_state": False,
+        "ssm_state_indices": torch.tensor([[3, 1], [4, 2], [0, 5]], dtype=dtype),
+        "num_accepted_tokens": strided(torch.tensor([1, 1, 2], dtype=dtype)),
+    }  # fmt: skip
+    agree(vector_decode.fused_recurrent_kda_fwd, fused_recurrent_kda_fwd, *args, **kw)
