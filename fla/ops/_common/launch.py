@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -135,6 +136,11 @@ def descriptor(x: Tensor, rows: int, cols: int, block_rows: int, block_cols: int
 
 
 _HERE = contextlib.nullcontext()
+# Without torch's question whether CUDA is there: a tensor on it says so.
+_capturing: Callable[[], bool] = getattr(
+    torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
+)
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
 def on_device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
@@ -144,8 +150,8 @@ def on_device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     lack until the first CUDA call; asking for the capture state is one, and allowed under capture.
     """
     if x.is_cuda:
-        torch.cuda.is_current_stream_capturing()
-        if x.get_device() != torch.cuda.current_device():
+        _capturing()
+        if x.get_device() != _current_device():
             return torch.cuda.device(x.device)
     return _HERE
 
