@@ -13,6 +13,17 @@ F16, BF, F32 = "float16", "bfloat16", "float32"
 BLOCK, R = 16, 64
 
 
+@T.macro
+def substitute(D_s, x, row, tx):
+    """Thread tx: column tx of the inverses of the 16 x 16 blocks, from the block that this column crosses."""
+    for i in T.unroll(BLOCK):
+        for j in T.vectorized(BLOCK):
+            row[j] = D_s[(tx // BLOCK) * BLOCK + i, j]
+        x[i] = T.Select(tx % BLOCK == i, T.float32(1), T.float32(0))
+        for j in T.unroll(i):
+            x[i] -= row[j] * x[j]
+
+
 def inverse(C):
     """Macro ``(L, D_s, X_s, M, P, P_s, x, row, tx)``: ``X_s`` becomes the inverse for L ``[64, 64]`` of C x C blocks.
 
@@ -39,12 +50,7 @@ def inverse(C):
         T.clear(x)
         T.sync_threads()
         if tx < R:
-            for i in T.unroll(BLOCK):
-                for j in T.vectorized(BLOCK):
-                    row[j] = D_s[(tx // BLOCK) * BLOCK + i, j]
-                x[i] = T.Select(tx % BLOCK == i, T.float32(1), T.float32(0))
-                for j in T.unroll(i):
-                    x[i] -= row[j] * x[j]
+            substitute(D_s, x, row, tx)
             for i in T.unroll(BLOCK):
                 X_s[(tx // BLOCK) * BLOCK + i, tx] = x[i]
         T.sync_threads()
@@ -96,12 +102,7 @@ def inverse_wide(C):
         T.clear(x)
         T.sync_threads()
         if tx < R:
-            for i in T.unroll(BLOCK):
-                for j in T.vectorized(BLOCK):
-                    row[j] = D_s[(tx // BLOCK) * BLOCK + i, j]
-                x[i] = T.Select(tx % BLOCK == i, T.float32(1), T.float32(0))
-                for j in T.unroll(i):
-                    x[i] -= row[j] * x[j]
+            substitute(D_s, x, row, tx)
             for i in T.unroll(BLOCK):
                 X_s[(tx // BLOCK) * BLOCK + i, tx] = x[i]
                 Y_s[(tx // BLOCK) * BLOCK + i, tx] = x[i] - T.cast(T.cast(x[i], BF), F32)
