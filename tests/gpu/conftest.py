@@ -13,6 +13,14 @@ for folder in ("ops", "modules"):
     sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / folder))
 
 
+@pytest.fixture(autouse=True)
+def _gpu() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU")
+
+
 @pytest.fixture(scope="module")
 def cases(request: pytest.FixtureRequest) -> Callable[[str], dict[str, dict[str, Any]]]:
     """Results by name of those cases of a check script that the tests of this module ask for, run side by side."""

@@ -31,12 +31,6 @@ TENSORS = {
 OPS = [pytest.param(op, id=op.__name__) for op in TENSORS]
 
 
-@pytest.fixture(autouse=True)
-def _gpu():
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU")
-
-
 def arguments(op, B=1, T=150, H=2, K=64, V=64, dtype=torch.bfloat16):
     gen = torch.Generator(device="cuda").manual_seed(0)
     rn = lambda *s: torch.randn(*s, generator=gen, device="cuda")

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 pytest.importorskip("triton")
 
@@ -12,12 +11,6 @@ import check_decode
 import check_delta
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def _gpu():
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU")
 
 
 @pytest.fixture(scope="module")

@@ -23,12 +23,6 @@ SLOTS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _gpu():
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU")
-
-
 def inputs(op: str, B: int, T: int, slots: int, K: int = 60, V: int = 100, H: int = 2, HV: int = 4, v_first=False):
     gen = torch.Generator(device="cuda").manual_seed(0)
     rn = lambda *s: torch.randn(*s, generator=gen, device="cuda")

@@ -14,12 +14,6 @@ from vector_reference import make_inputs, ratio
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(autouse=True)
-def _gpu():
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU")
-
-
 @pytest.fixture(scope="module")
 def outcomes(cases):
     return cases(check_kda.__file__)

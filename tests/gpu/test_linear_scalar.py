@@ -13,12 +13,6 @@ import check_linear
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(autouse=True)
-def _gpu():
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU")
-
-
 @pytest.mark.parametrize("name", list(check_linear.CASES))
 def test_outputs_and_gradients_match_the_recurrence_and_repeat_bit_for_bit(name):
     if name.startswith("K"):

@@ -14,12 +14,6 @@ from linear_vector_reference import make_inputs, ratio, recurrence
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(autouse=True)
-def _gpu():
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU")
-
-
 @pytest.mark.parametrize("name", list(check_linear_vector.CASES))
 def test_outputs_and_gradients_match_the_recurrence_and_repeat_bit_for_bit(name):
     r = check_linear_vector.check(name)

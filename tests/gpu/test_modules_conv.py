@@ -13,12 +13,6 @@ import conv
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(autouse=True)
-def _gpu():
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU")
-
-
 @pytest.mark.parametrize("name", list(conv.CASES))
 def test_outputs_and_gradients_match_float64_and_repeat_bit_for_bit(name: str):
     assert conv.check(name) == []

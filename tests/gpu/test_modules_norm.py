@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 pytest.importorskip("triton")
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "modules"))
@@ -15,12 +14,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "modules"))
 import check_rows
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def _gpu():
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU")
 
 
 @pytest.mark.parametrize("name", list(check_rows.CASES))

@@ -16,12 +16,6 @@ pytestmark = pytest.mark.gpu
 B, T, D = 2, 96, 256
 
 
-@pytest.fixture(autouse=True)
-def _gpu():
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU")
-
-
 def made(name):
     """The function, its parameters, and how many tensors of ``[B, T, D]`` it takes."""
     torch.manual_seed(0)

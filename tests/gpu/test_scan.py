@@ -4,19 +4,12 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 pytest.importorskip("triton")
 
 import check_scan
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def _gpu():
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU")
 
 
 @pytest.mark.parametrize("name", list(check_scan.CASES))

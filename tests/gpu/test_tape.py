@@ -23,12 +23,6 @@ DECODE = {"gdn": fused_recurrent_gated_delta_rule, "kda": fused_recurrent_kda}
 B, T, H, D = 2, 128, 2, 128
 
 
-@pytest.fixture(autouse=True)
-def _gpu():
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU")
-
-
 def arguments(name, seed=0, packed=False, state=False):
     gen = torch.Generator(device="cuda").manual_seed(seed)
     b, t = (1, B * T) if packed else (B, T)

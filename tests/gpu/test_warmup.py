@@ -9,7 +9,6 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 pytest.importorskip("triton")
 
@@ -44,12 +43,6 @@ for B, T, H in sizes:
 torch.cuda.synchronize()
 print(json.dumps(sorted(cached_kernels() - before)))
 """
-
-
-@pytest.fixture(autouse=True)
-def _gpu():
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU")
 
 
 def test_nothing_is_left_to_compile(tmp_path):
