@@ -64,6 +64,7 @@ class Door:
 
     def __init__(self, names: Sequence[str], types: tuple[type, ...], places: tuple[int | None, ...]) -> None:
         import torch
+        from torch.autograd import forward_ad
 
         from fla.backends import record
 
@@ -82,11 +83,14 @@ class Door:
             f"    return {key} if {plain} else None",
             "",
             f"def _fla_enter({', '.join(names)}):",
+            "    # Transforms and tangents are for what is asked first: it may refuse them.",
+            "    if _fla_transforms() or _fla_forward._current_level >= 0:",
+            "        return None",
             "    try:",
             f"        if not ({plain}):",
             "            return None",
             f"        _fla_found = _fla_get({key})",
-            "    except RuntimeError:  # a tensor without memory of its own, as functorch makes them",
+            "    except RuntimeError:  # a tensor without memory of its own",
             "        return None",
             "    if _fla_found is None:",
             "        return None",
@@ -97,7 +101,13 @@ class Door:
             "        _fla_cell[0] += 1",
             "    return _fla_result",
         ]
-        space = {"_fla_grad": torch.is_grad_enabled, "_fla_get": self._calls.get, "_fla_thread": record.thread}
+        space = {
+            "_fla_grad": torch.is_grad_enabled,
+            "_fla_get": self._calls.get,
+            "_fla_thread": record.thread,
+            "_fla_transforms": torch._C._are_functorch_transforms_active,
+            "_fla_forward": forward_ad,
+        }
         exec(compile("\n".join(source), f"{GENERATED} door>", "exec"), space)
         self._key: Callable[..., Any] = space["_fla_key"]  # type: ignore[assignment]
         self.enter: Callable[..., Any] = space["_fla_enter"]  # type: ignore[assignment]

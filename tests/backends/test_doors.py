@@ -146,6 +146,19 @@ def test_subclasses_and_other_objects_pass_by(toy) -> None:
     assert (seen.ran, seen.direct) == (2, 0)
 
 
+def test_transforms_and_tangents_go_the_long_way(toy) -> None:
+    fn, seen = toy
+    fn(*given())
+    q, k, v = given()
+    torch.func.vjp(lambda x: x + fn(q, k, v)[0], q)
+    assert (seen.ran, seen.direct) == (2, 0)
+    with torch.autograd.forward_ad.dual_level():
+        fn(torch.autograd.forward_ad.make_dual(q, k), k, v)
+    assert (seen.ran, seen.direct) == (3, 0)
+    fn(q, k, v)
+    assert (seen.ran, seen.direct) == (3, 1)
+
+
 def test_what_says_that_it_no_longer_holds_is_asked_again(toy) -> None:
     fn, seen = toy
     fn(*given())
