@@ -14,12 +14,20 @@ __all__ = ["applied", "once"]
 
 
 def once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's ``once_differentiable``, whose bookkeeping is paid only where a second derivative could be asked for."""
+    """torch's ``once_differentiable``, whose bookkeeping is paid only where a second derivative could be asked for.
+
+    A second derivative raises there also where the incoming gradients depend on nothing, as those of a sum: torch takes
+    the results for constants then, and a penalty on gradients would lose its own without a word.
+    """
     careful = once_differentiable(backward)
+
+    def dependent(grad: Any) -> Any:
+        constant = isinstance(grad, torch.Tensor) and not grad.requires_grad
+        return grad.detach().requires_grad_() if constant else grad
 
     @functools.wraps(backward)
     def run(ctx: Any, *grads: Any) -> Any:
-        return careful(ctx, *grads) if torch.is_grad_enabled() else backward(ctx, *grads)
+        return careful(ctx, *map(dependent, grads)) if torch.is_grad_enabled() else backward(ctx, *grads)
 
     return run
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fla.ops._common.bound import Matrix
@@ -377,11 +378,29 @@ class KnownCalls:
         return known
 
 
+_transforming: Callable[[], bool] = torch._C._are_functorch_transforms_active
+
+
+def _refuse_transforms(inputs: tuple[Tensor | None, ...]) -> None:
+    # Not only where an input takes part in the transform: what is allocated inside it does.
+    if _transforming():
+        raise RuntimeError(
+            "The Triton kernels compute no torch.func transforms (vmap, grad, jvp, ...): take gradients with "
+            "torch.autograd, or run token by token in PyTorch, a fused_recurrent function under "
+            'fla.backends.use_backend("torch").'
+        )
+    if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in inputs):
+        raise NotImplementedError("The Triton kernels compute no forward-mode derivatives, but an input is a dual.")
+
+
 def look(inputs: tuple[Tensor | None, ...]) -> tuple[Any, ...] | None:
     """Whether a gradient is due, the device, and the shape and type of each tensor: what a call is known by.
 
-    None where something is no plain contiguous tensor on a 16-byte boundary.
+    None where something is no plain contiguous tensor on a 16-byte boundary. Calls in a ``torch.func`` transform and
+    tensors with a forward-mode tangent are refused: kernels would need memory that is not there, or lose the tangent.
     """
+    if _transforming() or forward_ad._current_level >= 0:
+        _refuse_transforms(inputs)
     grad = False
     bits = 0
     kinds: list[Any] = []

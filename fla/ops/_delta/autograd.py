@@ -22,9 +22,9 @@ from fla.ops._delta.scalar import Passed, ScalarCall
 
 def _empty_result(call: ScalarCall, v: Tensor, h0: Tensor | None, final: bool) -> tuple[Tensor, Any]:
     if not final:
-        return like(v), None
+        return torch.zeros_like(v), None
     size = scalar.state_shape(call, call.shape)
-    return like(v), v.new_zeros(size, dtype=torch.float32) if h0 is None else h0.float().clone()
+    return torch.zeros_like(v), v.new_zeros(size, dtype=torch.float32) if h0 is None else h0.float().clone()
 
 
 def _forward(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fla.backends import needs_backward
 from fla.ops._common.covers import Answer, covers_chunk
-from fla.ops._delta.vector_covers import covers_chunk_vector
+from fla.ops._delta.vector_covers import covers_chunk_delta
 
 
 def covers_recurrent_gdn(
@@ -23,10 +23,10 @@ def covers_recurrent_gdn(
     dt_bias: Tensor | None,
 ) -> Answer:
     """Verifier of ``fused_recurrent_gated_delta_rule``: its backward is that of the chunk kernels."""
-    if needs_backward((q, k, v, g, gk, gv, beta, initial_state, A_log, dt_bias)) and (
-        gk is not None or gv is not None or beta is None or beta.dim() == 4
-    ):
-        return False, "the Triton backward takes a scalar decay and one beta per head"
+    if needs_backward((q, k, v, g, gk, gv, beta, initial_state, A_log, dt_bias)):
+        if gk is not None or gv is not None or beta is None or beta.dim() == 4:
+            return False, "the Triton backward takes a scalar decay and one beta per head"
+        return covers_chunk_delta(q, v)
     return covers_chunk(q, v)
 
 
@@ -47,8 +47,10 @@ def covers_recurrent_comba(
     initial_state: Tensor | None,
 ) -> Answer:
     """Verifier of ``fused_recurrent_comba``: its backward is that of the chunk kernels."""
-    if beta is not None and beta.dim() == 4 and needs_backward((q, k, p, v, g, beta, initial_state)):
-        return False, "the Triton backward takes one beta per head"
+    if needs_backward((q, k, p, v, g, beta, initial_state)):
+        if beta is not None and beta.dim() == 4:
+            return False, "the Triton backward takes one beta per head"
+        return covers_chunk_delta(q, v)
     return covers_chunk(q, v)
 
 
@@ -66,7 +68,7 @@ def covers_recurrent_kda(
     if needs_backward((q, k, v, g, beta, A_log, dt_bias, initial_state)):
         if beta.dim() == 4:
             return False, "the Triton backward takes one beta per head"
-        return covers_chunk_vector(q, v)
+        return covers_chunk_delta(q, v)
     return covers_chunk(q, v)
 
 
@@ -83,5 +85,5 @@ def covers_recurrent_gdn2(
 ) -> Answer:
     """Verifier of ``fused_recurrent_gdn2``: its backward is that of the chunk kernels."""
     if needs_backward((q, k, v, g, b, w, A_log, dt_bias, initial_state)):
-        return covers_chunk_vector(q, v)
+        return covers_chunk_delta(q, v)
     return covers_chunk(q, v)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fla.ops._common.gates import compute_dtype, without_autocast
+from fla.ops._common.single import once
 from fla.ops._common.varlen import ChunkPlan, longest_sequence, plan_chunks
 from fla.ops._delta.rows import Decay, DeltaRow, Operands, ReadTime
 from fla.ops._delta.torch_decay import DecayGradient, DecayTree, for_rows, from_rows
@@ -189,7 +190,7 @@ class _DeltaChunks(torch.autograd.Function):
         return o, final, h
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once
     @without_autocast
     def backward(ctx: Any, do: Tensor, d_final: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         n, m = len(_Chunks._fields), len(_Kept._fields)

@@ -77,7 +77,7 @@ def _forward(
 
 def _backward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, a_log: Tensor | None, dt_bias: Tensor | None,
-    h0: Tensor | None, cu: Tensor | None, o: Tensor, room: Tensor, entries: Tensor | None, states: Tensor | None,
+    h0: Tensor | None, cu: Tensor | None, o: Tensor | None, room: Tensor, entries: Tensor | None, states: Tensor | None,
     news: Tensor | None, long: Tensor | None, rows: Tensor | None, offsets: Tensor | None, do: Tensor,
     dht: Tensor | None, call: VectorCall, into_state: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
@@ -111,8 +111,8 @@ def infer(inputs: tuple[Tensor | None, ...], known: Known, final: bool) -> Any:
 class VectorDelta(torch.autograd.Function):
     """Chunked delta rule with a decay per key channel. Returns (o, final state or None).
 
-    Saved: the inputs, the output, the scaled tiles, the inverse and the scores of each chunk of 32 tokens; with
-    ``call.keep`` also the states and new values, which are otherwise computed again.
+    Saved: the inputs, the output where q and k are normed, the scaled tiles, the inverse and the scores of each chunk
+    of 32 tokens; with ``call.keep`` also the states and new values, which are otherwise computed again.
     """
 
     @staticmethod
@@ -132,7 +132,8 @@ class VectorDelta(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         inputs = (q, k, v, g, beta, a_log, dt_bias, h0, cu_seqlens)
         o, ht, *saved = known.run("forward", _forward, inputs, final)
-        ctx.save_for_backward(*inputs, o, *saved)
+        # Only what the norms take away from the gradients needs the output; one that is not saved may be written to.
+        ctx.save_for_backward(*inputs, o if known.call.norm else None, *saved)
         ctx.known = known
         ctx.set_materialize_grads(False)
         return o, ht

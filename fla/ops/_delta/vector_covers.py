@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which calls with a vector decay their Triton kernels take. Needs no Triton itself."""
+"""Which calls of the chunk forms their Triton kernels take, and which gates are bounded. Needs no Triton itself."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def bounded_gate(use_gate_in_kernel: bool, safe_gate: bool, lower_bound: float |
     return safe_gate
 
 
-def covers_chunk_vector(q: Tensor, v: Tensor) -> Answer:
-    """Verifier of ``chunk_kda`` and ``chunk_gdn2``."""
+def covers_chunk_delta(q: Tensor, v: Tensor) -> Answer:
+    """Verifier of the chunk forms, and of the others where a gradient is due."""
     if 0 in q.shape or 0 in v.shape:
         return False, "there is nothing to launch for axes of no length"
     return covers_chunk(q, v)

@@ -522,7 +522,7 @@ class Work:
         )
 
     def grad(
-        self, o: Tensor, do: Tensor, states: Tensor, news: Tensor, exits: Tensor, ys: Tensor, r: Gradients
+        self, o: Tensor | None, do: Tensor, states: Tensor, news: Tensor, exits: Tensor, ys: Tensor, r: Gradients
     ) -> None:
         """Chunk-local gradients, into ``r``."""
         p = self.plan
@@ -555,7 +555,7 @@ class Work:
                 (
                     self.beta,
                     rows_of(self.v, (32, p.vb), tma),
-                    rows_of(o, (32, p.vb), tma) if self.call.norm else None,
+                    rows_of(o, (32, p.vb), tma) if self.call.norm and o is not None else None,
                     rows_of(do, (32, p.vb), tma),
                     matrix_of(news, (p.vb, 32), tma),
                     matrix_of(ys, (p.vb, 32), tma),

@@ -6,7 +6,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fla.ops._common.gates import to_output
-from fla.ops._delta.covers import covers_chunk
+from fla.ops._delta.covers import covers_chunk_delta
 from fla.ops._delta.op import delta_op
 from fla.ops._delta.outputs import k_first_outputs
 from fla.ops._delta.rows import COMBA
@@ -20,7 +20,7 @@ from fla.ops.comba.inputs import check_read_key, comba_operands
     check=check_read_key,
     outputs=k_first_outputs,
     triton="fla.ops._delta.entry:chunk_comba",
-    triton_verifier=covers_chunk,
+    triton_verifier=covers_chunk_delta,
 )
 def chunk_comba(
     q: Tensor,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fla.ops._common.gates import to_output
-from fla.ops._delta.covers import covers_chunk
+from fla.ops._delta.covers import covers_chunk_delta
 from fla.ops._delta.op import HEAD_FIRST, delta_op
 from fla.ops._delta.outputs import k_first_outputs
 from fla.ops._delta.rows import DELTA_RULE
@@ -22,7 +22,7 @@ from fla.ops._delta.torch_inputs import activate
     outputs=k_first_outputs,
     removed=HEAD_FIRST,
     triton="fla.ops._delta.entry:chunk_delta_rule",
-    triton_verifier=covers_chunk,
+    triton_verifier=covers_chunk_delta,
 )
 def chunk_delta_rule(
     q: Tensor,

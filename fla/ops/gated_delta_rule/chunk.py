@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fla.ops._common import checks
 from fla.ops._common.gates import to_output
-from fla.ops._delta.covers import covers_chunk
+from fla.ops._delta.covers import covers_chunk_delta
 from fla.ops._delta.op import HEAD_FIRST, STATE_LAYOUT, Sizes, Values, delta_op
 from fla.ops._delta.outputs import recurrent_outputs
 from fla.ops._delta.rows import GATED_DELTA_RULE
@@ -28,7 +28,7 @@ def _check(values: Values, sizes: Sizes) -> None:
     renamed=STATE_LAYOUT,
     removed=HEAD_FIRST,
     triton="fla.ops._delta.entry:chunk_gated_delta_rule",
-    triton_verifier=covers_chunk,
+    triton_verifier=covers_chunk_delta,
 )
 def chunk_gated_delta_rule(
     q: Tensor,

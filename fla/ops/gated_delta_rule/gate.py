@@ -19,6 +19,7 @@ from fla.ops._common.gate_ops import (
     gate_outputs,
 )
 from fla.ops._common.gates import compute_dtype, decay_gate
+from fla.ops._common.single import once
 
 _FACTS = CallFacts(tensors=("g",))
 
@@ -38,7 +39,7 @@ class GDNGateFunction(torch.autograd.Function):
         return decay_gate(g, A_log, dt_bias, None, False, compute_dtype(g.dtype)).to(output_dtype)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         g, A_log, dt_bias = ctx.saved_tensors
         return (*gate_backward(g, A_log, dt_bias, dy, None, False), None)

@@ -13,7 +13,7 @@ from fla.ops._delta.rows import GDN2
 from fla.ops._delta.torch_chunk import chunk_delta, fitting_chunk
 from fla.ops._delta.torch_inputs import activate
 from fla.ops._delta.validate import check_intermediate_states, check_safe_gate
-from fla.ops._delta.vector_covers import covers_chunk_vector
+from fla.ops._delta.vector_covers import covers_chunk_delta
 
 SHAPES = {"g": "B T HV K", "b": "B T HV K", "w": "B T HV V"}
 
@@ -33,7 +33,7 @@ def _check(values: Values, sizes: Sizes) -> None:
     renamed=STATE_LAYOUT,
     removed=HEAD_FIRST,
     triton="fla.ops._delta.vector_entry:chunk_gdn2",
-    triton_verifier=covers_chunk_vector,
+    triton_verifier=covers_chunk_delta,
 )
 def chunk_gdn2(
     q: Tensor,

@@ -23,6 +23,7 @@ from fla.ops._common.gate_ops import (
     gate_outputs,
 )
 from fla.ops._common.gates import compute_dtype, decay_gate
+from fla.ops._common.single import once
 
 _FACTS = CallFacts(tensors=("g",))
 
@@ -44,7 +45,7 @@ class KDAGateFunction(torch.autograd.Function):
         return decay_gate(g, A_log, dt_bias, lower_bound, True, compute_dtype(g.dtype)).to(output_dtype)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         g, A_log, dt_bias = ctx.saved_tensors
         return (*gate_backward(g, A_log, dt_bias, dy, ctx.lower_bound, True), None, None)

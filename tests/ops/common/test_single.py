@@ -43,3 +43,11 @@ def test_transforms_say_that_they_are_not_supported():
     for transform in (torch.func.grad, torch.vmap):
         with pytest.raises(RuntimeError, match="setup_context"):
             transform(lambda x: twice(x, 2.0).sum())(torch.randn(3))
+
+
+@pytest.mark.parametrize("loss", [torch.sum, lambda y: y.square().sum()])
+def test_a_second_derivative_is_refused_not_dropped(loss):
+    x = torch.randn(3, requires_grad=True)
+    (dx,) = torch.autograd.grad(loss(twice(x, 2.0)), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        (x.sum() + dx.square().sum()).backward()

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 from sass_descriptors import wrong_descriptors
 
 from fla.ops._common.policy import CHIPS
-from fla.ops._delta.vector_covers import bounded_gate, covers_chunk_vector
+from fla.ops._delta.vector_covers import bounded_gate, covers_chunk_delta
 from fla.ops._delta.vector_policy import plan
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -97,14 +97,14 @@ def test_which_gates_count_as_bounded(call, bounded):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_training_is_covered_for_any_gate_in_every_dtype_but_float64(dtype):
     q = torch.zeros(1, 2, 1, 16, dtype=dtype, requires_grad=True)
-    assert covers_chunk_vector(q, q) == (True, None)
-    assert not covers_chunk_vector(q.double(), q.double())[0]
+    assert covers_chunk_delta(q, q) == (True, None)
+    assert not covers_chunk_delta(q.double(), q.double())[0]
 
 
 def test_wide_heads_and_empty_calls_are_left_to_pytorch():
     q = torch.zeros(1, 2, 1, 300)
-    assert "256" in str(covers_chunk_vector(q, q)[1])
-    assert not covers_chunk_vector(q[:, :0], q[:, :0])[0]
+    assert "256" in str(covers_chunk_delta(q, q)[1])
+    assert not covers_chunk_delta(q[:, :0], q[:, :0])[0]
 
 
 SASS = """
