@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fla.ops._common.single import once
+
 _on_host: dict[int, tuple[weakref.ref[Tensor], int, tuple[int, ...]]] = {}
 
 
@@ -47,7 +49,7 @@ class _Gather(torch.autograd.Function):
         return _take(x, index)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
         _, inverse = ctx.saved_tensors
         return _take(dy, inverse), None, None

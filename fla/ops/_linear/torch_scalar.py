@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from fla.ops._common.gates import without_autocast
+from fla.ops._common.single import once
 from fla.ops._common.varlen import ChunkPlan
 from fla.ops._linear.state_pass import pass_gradients, pass_states
 
@@ -97,7 +97,7 @@ class ScalarChunks(torch.autograd.Function):
         return o, final
 
     @staticmethod
-    @once_differentiable
+    @once
     @without_autocast
     def backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, scores, states, tile, from_start = ctx.saved_tensors

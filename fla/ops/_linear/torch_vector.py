@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from fla.ops._common.gates import without_autocast
+from fla.ops._common.single import once
 from fla.ops._common.varlen import ChunkPlan
 from fla.ops._linear.state_pass import pass_gradients, pass_states
 
@@ -280,7 +280,7 @@ class VectorChunks(torch.autograd.Function):
         return o.mul_(scale).unflatten(0, heads), final
 
     @staticmethod
-    @once_differentiable
+    @once
     @without_autocast
     def backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, gk, gv, A, states, key_start, value_start = ctx.saved_tensors

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fla.ops._common.ends import first_and_last, the_token_before
 from fla.ops._common.gates import compute_dtype, without_autocast
+from fla.ops._common.single import once
 from fla.ops._scan.torch_scan import plan_scan, scan_back
 
 __all__ = ["log_scan"]
@@ -36,7 +37,7 @@ class _LogScan(torch.autograd.Function):
         return z, final
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once
     @without_autocast
     def backward(ctx: Any, dz: Tensor, d_final: Tensor) -> tuple[Tensor | None, ...]:
         x, z, starts = ctx.saved_tensors

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fla.ops._common.gates import compute_dtype, without_autocast
+from fla.ops._common.single import once
 from fla.ops._common.varlen import ChunkPlan, longest_sequence, plan_chunks
 
 __all__ = ["linear_scan", "plan_scan", "scan_back"]
@@ -111,7 +112,7 @@ class _Scan(torch.autograd.Function):
         return h, last.clone() if total is None else final
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once
     @without_autocast
     def backward(ctx: Any, do: Tensor, d_final: Tensor) -> tuple[Tensor | None, ...]:
         a, h, starts, total = ctx.saved_tensors

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fla.ops._common.checks import check_floating, check_tensor
 from fla.ops._common.gates import compute_dtype
+from fla.ops._common.single import once
 
 
 class _BetaSigmoid(torch.autograd.Function):
@@ -21,7 +22,7 @@ class _BetaSigmoid(torch.autograd.Function):
         return y if scale == 1.0 else y * scale
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
         (y,) = ctx.saved_tensors
         return (ctx.scale * dy * y * (1 - y)).to(ctx.dtype), None

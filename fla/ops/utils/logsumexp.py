@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fla.backends import needs_backward
 from fla.ops._common.gates import compute_dtype
+from fla.ops._common.single import once
 from fla.ops.utils.core import logsumexp
 
 __all__ = ["logsumexp_fwd"]
@@ -24,7 +25,7 @@ class _LogSumExp(torch.autograd.Function):
         return y.to(dtype)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
         x, y = ctx.saved_tensors
         weight = (x.to(y.dtype) * ctx.scale - y.unsqueeze(-1)).exp()

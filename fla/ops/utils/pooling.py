@@ -11,6 +11,7 @@ from torch import Tensor
 from fla.backends import needs_backward
 from fla.ops._common import checks
 from fla.ops._common.checks import ArgumentError
+from fla.ops._common.single import once
 from fla.ops.utils.core import chunk_means, chunk_means_grad
 
 __all__ = ["mean_pooling"]
@@ -24,7 +25,7 @@ class _Means(torch.autograd.Function):
         return chunk_means(x, chunk, cu_seqlens)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
         return chunk_means_grad(dy, tuple(ctx.shape), ctx.chunk, *ctx.saved_tensors), None, None
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fla.backends import needs_backward
+from fla.ops._common.single import once
 from fla.ops.utils.core import softmax, softmax_grad, softmax_grad_formula
 
 __all__ = ["softmax_bwd", "softmax_fwd"]
@@ -23,7 +24,7 @@ class _Softmax(torch.autograd.Function):
         return p
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once
     def backward(ctx: Any, dp: Tensor) -> tuple[Tensor, None]:
         (p,) = ctx.saved_tensors
         return softmax_grad(p, dp, ctx.dtype), None
