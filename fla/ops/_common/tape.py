@@ -393,14 +393,19 @@ def _refuse_transforms(inputs: tuple[Tensor | None, ...]) -> None:
         raise NotImplementedError("The Triton kernels compute no forward-mode derivatives, but an input is a dual.")
 
 
+def refuse_transforms(inputs: tuple[Tensor | None, ...]) -> None:
+    """Raise in a ``torch.func`` transform, and where an input has a forward-mode tangent."""
+    if _transforming() or forward_ad._current_level >= 0:
+        _refuse_transforms(inputs)
+
+
 def look(inputs: tuple[Tensor | None, ...]) -> tuple[Any, ...] | None:
     """Whether a gradient is due, the device, and the shape and type of each tensor: what a call is known by.
 
     None where something is no plain contiguous tensor on a 16-byte boundary. Calls in a ``torch.func`` transform and
     tensors with a forward-mode tangent are refused: kernels would need memory that is not there, or lose the tangent.
     """
-    if _transforming() or forward_ad._current_level >= 0:
-        _refuse_transforms(inputs)
+    refuse_transforms(inputs)
     grad = False
     bits = 0
     kinds: list[Any] = []

@@ -15,7 +15,7 @@ from fla.ops._common.launch import aligned, on_device
 from fla.ops._common.room import like
 from fla.ops._common.served import served
 from fla.ops._common.single import applied, once
-from fla.ops._common.tape import Known, KnownCalls, look
+from fla.ops._common.tape import Known, KnownCalls, look, refuse_transforms
 from fla.ops._linear import scalar
 from fla.ops._linear.kernels.scalar_scan import HEAD_DECAY, NO_DECAY, TOKEN_DECAY
 from fla.ops._linear.policy import DECODE_TOKENS
@@ -128,6 +128,7 @@ def scalar_linear(
     known = _calls.get((look(inputs), flags)) if plain else None
     if known is not None:
         return _run(inputs, known, output_final_state)
+    refuse_transforms(inputs)
     q, k, v = aligned(q), aligned(k), aligned(v)
     g, g_gamma, h0, cu = (_c(x) for x in (g, g_gamma, initial_state, cu_seqlens))
     scale = k.shape[-1] ** -0.5 if scale is None else float(scale)

@@ -12,7 +12,7 @@ from fla.backends import needs_backward
 from fla.ops._common.launch import Launcher, aligned, on_device
 from fla.ops._common.policy import pow2
 from fla.ops._common.single import once
-from fla.ops._common.tape import look
+from fla.ops._common.tape import refuse_transforms
 from fla.ops._linear import scalar
 from fla.ops._linear.kernels import normalizer as kernel
 from fla.ops._linear.policy import DECODE_TOKENS
@@ -122,7 +122,7 @@ def normalized_linear(
     q, k `[B, T, H, K]`, v `[B, T, H, V]` of one 16- or 32-bit dtype; ``state`` `[N, H, K, V]` and ``z`` `[N, 1, H, K]`
     any float. ``tokens``: short calls without gradients go token by token. The quotient is formed before o is rounded.
     """
-    look((q, k, v, state, z))  # refuses what kernels cannot do: torch.func transforms, forward-mode derivatives
+    refuse_transforms((q, k, v, state, z))
     q, k, v = aligned(q), aligned(k), aligned(v)
     state, z = (None if x is None else x.contiguous() for x in (state, z))
     scale = k.shape[-1] ** -0.5 if scale is None else float(scale)

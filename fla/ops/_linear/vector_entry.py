@@ -10,6 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fla.ops._common.launch import on_device
+from fla.ops._common.tape import refuse_transforms
 from fla.ops._linear.autograd import scalar_linear
 from fla.ops._linear.vector_autograd import vector_linear
 from fla.ops._linear.vector_covers import goes_token_by_token
@@ -78,6 +79,7 @@ def tokens(
     state: Tensor | None, final: bool, reverse: bool, v_first: bool, cu_seqlens: Tensor | None,
 ) -> Result:  # fmt: skip
     """One launch token by token; any strides."""
+    refuse_transforms((q, k, v, gk, gv, bonus, state))
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     gk, gv, bonus, state, cu_seqlens = (
         None if x is None else x.contiguous() for x in (gk, gv, bonus, state, cu_seqlens)

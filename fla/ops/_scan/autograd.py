@@ -15,7 +15,7 @@ from fla.ops._common.launch import Launcher, on_device
 from fla.ops._common.policy import Chip, chip_of
 from fla.ops._common.room import like
 from fla.ops._common.single import once
-from fla.ops._common.tape import Body, look, taped
+from fla.ops._common.tape import Body, refuse_transforms, taped
 from fla.ops._scan.kernels import scan_bwd_kernel, scan_fwd_kernel
 from fla.ops._scan.policy import DECODE_TOKENS, ScanPlan, scan_plan, stretches
 
@@ -200,7 +200,7 @@ def scan(
     h0 = None if initial_state is None else initial_state.contiguous()
     cu = None if cu_seqlens is None else cu_seqlens.contiguous()
     inputs = (x, g, h0, cu)
-    look(inputs)  # refuses what kernels cannot do: torch.func transforms, forward-mode derivatives
+    refuse_transforms(inputs)
     with on_device(x):
         if needs_backward((x, g, h0)):
             return Scan.apply(*inputs, output_final_state)

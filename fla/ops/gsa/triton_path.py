@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fla.ops._common.gates import without_autocast
 from fla.ops._common.launch import on_device
+from fla.ops._common.tape import refuse_transforms
 from fla.ops._linear.vector_autograd import vector_linear
 from fla.ops._linear.vector_covers import goes_token_by_token
 from fla.ops._linear.vector_decode import slots
@@ -47,6 +48,7 @@ def _gsa(
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     K, V, M = q.shape[-1], v.shape[-1], s.shape[-1]
     if goes_token_by_token(q.shape[1], q, k, v, s, g, hk, hv) and M * max(K, V) <= MOST:
+        refuse_transforms((q, k, v, s, g, hk, hv))
         q, k, v, s, g = (x.contiguous() for x in (q, k, v, s, g))
         hk, hv, cu_seqlens = (None if x is None else x.contiguous() for x in (hk, hv, cu_seqlens))
         with on_device(q):

@@ -10,8 +10,19 @@ import torch
 from torch.autograd import forward_ad
 
 from fla.backends import use_backend
-from fla.ops import chunk_gla, chunk_gsa, chunk_linear_attn, chunk_rwkv6, chunk_simple_gla
+from fla.ops import (
+    chunk_gla,
+    chunk_gsa,
+    chunk_linear_attn,
+    chunk_rwkv6,
+    chunk_simple_gla,
+    fused_recurrent_gla,
+    fused_recurrent_gsa,
+    fused_recurrent_rwkv6,
+    fused_recurrent_simple_gla,
+)  # fmt: skip
 from fla.ops.hgrn import chunk_hgrn
+from fla.ops.utils import softmax_fwd
 
 BACKENDS = ["torch", *(["triton"] if importlib.util.find_spec("triton") else [])]
 
@@ -51,3 +62,20 @@ def test_forward_mode_raises(name, backend):
     fn, (first, *rest) = CALLS[name]
     with use_backend(backend), forward_ad.dual_level(), pytest.raises(NotImplementedError):
         fn(forward_ad.make_dual(first, torch.ones_like(first)), *rest)
+
+
+@pytest.mark.skipif("triton" not in BACKENDS, reason="needs triton")
+def test_forward_mode_raises_token_by_token():
+    calls = {"simple_gla": fused_recurrent_simple_gla, "gla": fused_recurrent_gla, "rwkv6": fused_recurrent_rwkv6}
+    for name, fn in {**calls, "gsa": fused_recurrent_gsa}.items():
+        first, *rest = (x[:, :9] if x.dim() > 2 else x for x in CALLS[name][1])
+        with use_backend("triton"), forward_ad.dual_level(), pytest.raises(NotImplementedError):
+            fn(forward_ad.make_dual(first, torch.ones_like(first)), *rest)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_helpers_keep_tangents(backend):
+    x = torch.randn(3, 7)
+    with use_backend(backend), forward_ad.dual_level():
+        p, want = (f(forward_ad.make_dual(x, x.cos())) for f in (softmax_fwd, lambda x: x.softmax(-1)))
+        assert torch.allclose(forward_ad.unpack_dual(p).tangent, forward_ad.unpack_dual(want).tangent, atol=1e-6)
