@@ -87,7 +87,7 @@ INERT: dict[str, str] = {
     "FLA_CONFIG_DIR": "kernels are not tuned at run time, so there is no configuration directory",
     "FLA_CONV_GLUON": "core ships no Gluon kernels",
     "FLA_FLASH_QLA": "core ships no FlashQLA adapter",
-    "FLA_GLUON": "core ships no Gluon kernels",
+    "FLA_GLUON": "core ships no Gluon backend",
     "FLA_GPU_NAME": "kernels are not tuned at run time, so there is no configuration directory",
     "FLA_INTRACARD_CP": "the state pass splits long sequences by a fixed rule",
     "FLA_INTRACARD_MAX_SPLITS": "the state pass splits long sequences by a fixed rule",

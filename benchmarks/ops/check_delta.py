@@ -31,7 +31,8 @@ from fla.ops._delta.policy import scalar_plan
 from fla.ops._delta.scalar import ScalarCall
 
 BF, HF, F32 = torch.bfloat16, torch.float16, torch.float32
-B128, B64 = {"block_v": 128, "again_v": 128}, {"block_v": 64, "again_v": 64}
+# Blocks of V are those of the kernels in Triton.
+B128, B64 = {"block_v": 128, "again_v": 128, "groups": 0}, {"block_v": 64, "again_v": 64, "groups": 0}
 L = Launch
 
 
@@ -46,6 +47,23 @@ PARALLEL = {"beta": 2.0, "parallel": True}
 CASES: dict[str, tuple[dict, dict]] = {
     "bv128": ({"T": 300, "H": 4}, {**B128, **scans(L(8, 3))}),
     "bv64": ({"T": 300, "H": 4, "initial": True}, {**B64, **scans(L(4, 3))}),
+    "many": ({"T": 1024, "H": 70}, {}),
+    "many tail": ({"T": 200, "H": 35, "HV": 70, "initial": True}, {}),
+    "many varlen": ({"T": 300, "H": 24, "cu": [0, 5, 5, 69, 200, 300], "initial": True}, {}),
+    "many V256": ({"T": 320, "H": 40, "K": 128, "V": 256, "initial": True, "v_first": True}, {}),
+    "many -1000": ({"T": 256, "H": 70, "cut": True}, {}),
+    "many varlen bv128": (
+        {"T": 300, "H": 24, "cu": [0, 5, 5, 69, 200, 300], "initial": True},
+        {"groups": 0},
+    ),
+    "few Triton": ({"T": 300, "H": 2, "cu": [0, 5, 5, 69, 200, 300], "initial": True}, {"groups": 0}),
+    "comba many": ({"T": 256, "H": 70, "read": True}, {}),
+    "comba many tail": ({"T": 200, "H": 70, "read": True, "initial": True}, {}),
+    "comba many varlen": (
+        {"T": 300, "H": 24, "read": True, "initial": True, "cu": [0, 5, 5, 69, 200, 300]},
+        {},
+    ),
+    "comba few Triton": ({"T": 200, "H": 2, "HV": 4, "read": True, "initial": True}, {"groups": 0}),
     "v:prep168": ({"T": 256, "H": 4}, {"prep": L(4, 1, 168)}),
     "v:prep": ({"T": 256, "H": 4}, {"prep": L(4, 1)}),
     "v:64s2": ({"T": 256, "H": 4}, {**B64, **scans(L(4, 2))}),

@@ -12,6 +12,7 @@ launcher of another shape is left alone, and Triton launches by its own means.
 from __future__ import annotations
 
 import copy
+import functools
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,26 +28,45 @@ class Matrix(tuple[Any, int, int, int, int]):
 
     __slots__ = ()
 
-    def descriptor(self) -> Any:
-        """Triton's object for it.
+    def descriptor(self, gluon: bool = False) -> Any:
+        """Triton's object for it, or Gluon's with the usual layout of such a block.
 
         Made without the checks of its constructor: policies use descriptors only for contiguous tensors with rows of a
         multiple of 16 bytes.
         """
-        from triton.tools.tensor_descriptor import TensorDescriptor
-
-        d = TensorDescriptor.__new__(TensorDescriptor)
         x, rows, cols, block_rows, block_cols = self
+        d = _blank(gluon)
         d.base, d.shape, d.strides, d.block_shape = x, [rows, cols], [cols, 1], [block_rows, block_cols]
+        if gluon:
+            d.layout = _layout(block_rows, block_cols, x.element_size())
         for name, value in (("padding", "zero"), ("round_f32_to_tf32", False)):
             if not hasattr(d, name):
                 setattr(d, name, value)
         return d
 
 
-def plain(args: Sequence[Any]) -> tuple[Any, ...]:
+def _blank(gluon: bool) -> Any:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    if gluon:
+        from triton.experimental.gluon.nvidia import hopper
+
+        return hopper.TensorDescriptor.__new__(hopper.TensorDescriptor)
+    return TensorDescriptor.__new__(TensorDescriptor)
+
+
+@functools.lru_cache(maxsize=64)
+def _layout(rows: int, cols: int, size: int) -> Any:
+    """How a block lies in shared memory: swizzled over rows of 128 bytes, or plain where it has fewer than 8 rows."""
+    from triton.experimental.gluon.language import NVMMASharedLayout
+
+    wide = 128 if rows >= 8 and cols * size % 128 == 0 else 0
+    return NVMMASharedLayout(swizzle_byte_width=wide, element_bitwidth=8 * size, rank=2)
+
+
+def plain(args: Sequence[Any], gluon: bool = False) -> tuple[Any, ...]:
     """Arguments as Triton takes them."""
-    return tuple(a.descriptor() if type(a) is Matrix else a for a in args)
+    return tuple(a.descriptor(gluon) if type(a) is Matrix else a for a in args)
 
 
 class _Unknown(Exception):

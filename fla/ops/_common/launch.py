@@ -70,10 +70,11 @@ class Launcher:
 class Fixed:
     """Launches one configuration of a kernel; see `Launcher`."""
 
-    __slots__ = ("_ahead", "_compiled", "fn", "meta", "options")
+    __slots__ = ("_ahead", "_compiled", "_gluon", "fn", "meta", "options")
 
     def __init__(self, fn: Any, meta: dict[str, Any], options: dict[str, Any]) -> None:
         self.fn, self.meta, self.options = fn, meta, options
+        self._gluon = bool(getattr(fn, "is_gluon", bool)())
         self._compiled: dict[Any, Any] = {}
         self._ahead: dict[Any, Any] = {}
 
@@ -95,7 +96,7 @@ class Fixed:
         if bits & 15:
             if tape.recording is not None:
                 tape.note_launch(grid, args, None)
-            audit(self.fn[(grid,)](*plain(args), **self.meta, **self.options))
+            audit(self.fn[(grid,)](*plain(args, self._gluon), **self.meta, **self.options))
             return
         known = self._compiled.get(signature)
         if tape.recording is not None:
@@ -109,13 +110,13 @@ class Fixed:
             return
         if args[0].is_meta:
             if signature not in self._ahead:
-                self._ahead[signature] = submit(self.fn, plain(args), {**self.meta, **self.options})
+                self._ahead[signature] = submit(self.fn, plain(args, self._gluon), {**self.meta, **self.options})
             return
         if self._ahead:
             coming = self._ahead.pop((*key[:-1], -1), None)
             if coming is not None:
                 wait(coming)
-        kernel = self.fn[(grid,)](*plain(args), **self.meta, **self.options)
+        kernel = self.fn[(grid,)](*plain(args, self._gluon), **self.meta, **self.options)
         audit(kernel)
         # The interpreter returns nothing.
         if kernel is not None and Launcher.remember:

@@ -28,6 +28,7 @@ class ScalarPlan:
         again_v: the same of the scan that computes states again.
         prep_k, grad_k, grad_v: blocks of the first stage and of the chunk gradient; scores_v: V block of the score
             gradients, a stage of their own where ``grad_k`` is not all of K.
+        groups: groups of four warps, 64 columns of V each, of the state passes in Gluon; 0: those passes are Triton's.
     """
 
     chunk: int
@@ -50,6 +51,7 @@ class ScalarPlan:
     scores: Launch
     chip: Chip
     forward_step: int | None = None
+    groups: int = 0
 
     @functools.cached_property
     def options(self) -> tuple[dict[str, Any], ...]:
@@ -128,7 +130,15 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool, norm
         again_v=again_v, prep_k=bk, grad_k=bk, grad_v=min(bv, 128), scores_v=min(bv, 64), prep=Launch(4, 1, 128),
         forward=forward, recompute=again, reverse=scan, grad=grad, scores=Launch(4), chip=chip,
         forward_step=forward_step,
+        groups=_groups(chip, dtype, K, V, few),
     )  # fmt: skip
+
+
+def _groups(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool) -> int:
+    """Two groups share the tiles of keys, unless there are too few heads to fill the chip with pairs."""
+    if chip.vendor != "nvidia" or chip.arch // 10 != 9 or dtype != torch.bfloat16 or K != 128 or V % 128:
+        return 0
+    return 1 if few else 2
 
 
 def _again_bytes(block_k: int) -> int:

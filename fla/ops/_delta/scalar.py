@@ -16,6 +16,7 @@ from fla.ops._common.gates import needs_range
 from fla.ops._common.launch import Fixed, Launcher, descriptor
 from fla.ops._common.policy import Chip, chip_of
 from fla.ops._common.room import Parts, carve, like, room_for, total
+from fla.ops._delta import groups
 from fla.ops._delta.kernels.common import any_long
 from fla.ops._delta.kernels.scalar_grad import scalar_fold, scalar_grad
 from fla.ops._delta.kernels.scalar_prep import SC, scalar_prep
@@ -280,6 +281,9 @@ def scan(
         ht = torch.empty(state_shape(call, s), dtype=torch.float32, device=k.device)
     S = T.new_empty(tiles, s.V, s.K) if save else None
     U = T.new_empty(tiles, s.V, p.chunk) if save else None
+    if groups.serve(call, save and read is not None):
+        groups.scan(call, q, k, v, T, A, sc, h0, o, ht, S, U, read)
+        return o, ht, S, U
     args = _scan_args(call, q, k, v, T, A, sc, h0, entry, o, ht, S, U, call.segments, bv, read, long)
     run = _scan_run(call, bv, output, save, int(entry is not None), read is not None)
     run(-(-s.V // bv) * s.HV * call.segments * t.sequences, args, (q, k, v, h0, t.cu))
@@ -295,6 +299,9 @@ def reverse(
     s = call.shape
     dv = like(do, dtype=T.dtype)
     X = T.new_empty(call.table.chunks * s.HV, s.V, s.K)
+    if groups.serve(call):
+        groups.reverse(call, q, k, do, T, A, sc, dht, dh0, dv, X, read)
+        return dv, X
     entry = None
     if call.segments > 1:
         summary = _summaries(call, k)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "ops"))
+sys.path[:0] = [str(Path(__file__).parents[3] / "benchmarks" / "ops"), str(Path(__file__).parent)]
 
 
 @pytest.fixture(autouse=True)

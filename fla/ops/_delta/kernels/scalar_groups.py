@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: MIT
+# mypy: ignore-errors
+# ruff: noqa: SIM102  (a compile-time and a run-time condition are two statements)
+"""State passes of the scalar-decay delta rule with a warp that copies and groups of warps that compute, for Hopper.
+
+What `scalar_scan` does, in Gluon: each group of four warps holds 64 columns of V and goes its own pace, products are
+waited for where they are needed, and a warp of its own keeps tiles on their way, so that no group waits for another or
+for an address.
+
+Two rings of tiles in shared memory: with a read key its tiles and those of q are done with early in a step and have a
+ring of their own; else all tiles of a step come and go together. One barrier for each place says that its tiles are
+there, another that all groups are done with them.
+
+A ragged last chunk is a step like others. Rows past its end, which may hold anything, are cleared in shared memory
+where a sum runs over tokens.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+
+@gluon.jit
+def places(v0, K: gl.constexpr, V: gl.constexpr, VFIRST: gl.constexpr, layout: gl.constexpr):
+    """Offsets of 64 rows of the transposed state in one caller's state, `[K, V]` or `[V, K]`."""
+    rv = v0 + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
+    rk = gl.arange(0, K, layout=gl.SliceLayout(0, layout))
+    if VFIRST:
+        return rv[:, None] * K + rk[None, :]
+    else:
+        return rv[:, None] + rk[None, :] * V
+
+
+@gluon.jit
+def ring(N: gl.constexpr, NC: gl.constexpr):
+    """Barriers of N places: that a place is full, and after all of these, that ``NC`` groups are done with it."""
+    bars = gl.allocate_shared_memory(gl.int64, [2 * N, 1], mbarrier.MBarrierLayout())
+    for j in gl.static_range(N):
+        mbarrier.init(bars.index(j), count=1)
+        mbarrier.init(bars.index(N + j), count=NC)
+    return bars
+
+
+@gluon.jit
+def onward(at, phase, N: gl.constexpr):
+    """The next of N places, and the phase of its barriers."""
+    at += 1
+    if at == N:
+        at = 0
+        phase ^= 1
+    return at, phase
+
+
+@gluon.jit
+def sequence_of(cu, offsets, i, T, NT, VARLEN: gl.constexpr):
+    """`sequence_at` for Gluon."""
+    if VARLEN:
+        bos = gl.minimum(gl.maximum(gl.load(cu + i).to(gl.int32), 0), T)
+        eos = gl.minimum(gl.maximum(gl.load(cu + i + 1).to(gl.int32), 0), T)
+        first = gl.load(offsets + i)
+        length = gl.maximum(eos - bos, 0)
+    else:
+        bos = i * T
+        length = T
+        first = i * NT
+    return bos, length, first
+
+
+@gluon.jit
+def clear_rows(tile, left, COLS: gl.constexpr):
+    """Zeros in the rows of ``tile`` [64, COLS] from ``left`` on. All groups may do so to one tile."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // COLS, COLS // 8], [4, 1], [1, 0])
+    for j in gl.static_range(4):
+        part = tile.slice(16 * j, 16, dim=0)
+        r = 16 * j + gl.arange(0, 16, layout=gl.SliceLayout(1, layout))
+        x = part.load(layout)
+        part.store(gl.where((r < left)[:, None], x, gl.zeros_like(x)))
+    fence_async_shared()
+    gl.thread_barrier()
+
+
+@gluon.jit
+def store_left(x, p, row, left, h, HV, v0, V: gl.constexpr):
+    """``x`` [64, 64] to columns ``v0 ..`` of a head of a `[rows, HV, V]` tensor: rows before ``left``."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    r = gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
+    c = gl.arange(0, 64, layout=gl.SliceLayout(0, layout))
+    base = p + (row.to(gl.int64) * HV + h) * V + v0
+    mask = (r < left)[:, None] & (c >= 0)[None, :]
+    gl.store(base + (r[:, None] * (HV * V) + c[None, :]), x.load(layout), mask=mask)
+
+
+@gluon.jit
+def _copy(
+    first_bars, rest_bars, rs, qs, ks, vs, ts, as_, ss, qd, kd, pd, vd, Td, Ad, scd, tile, row, h, hk, HV, v0, n,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, OUT: gl.constexpr, READ: gl.constexpr,
+    NA: gl.constexpr, NB: gl.constexpr, NC: gl.constexpr,
+):  # fmt: skip
+    a = 0
+    pa = 1
+    b = 0
+    pb = 1
+    rest: gl.constexpr = 2 * C * (64 * NC + C) + 16 * C + (2 * C * C if OUT else 0) + (2 * C * K if READ else 0)
+    for _ in range(n):
+        full = first_bars.index(a)
+        mbarrier.wait(first_bars.index(NA + a), pa)
+        mbarrier.expect(full, 2 * C * K * (2 if OUT else 1) + (0 if READ else rest))
+        if READ:
+            tma.async_copy_global_to_shared(pd, [row, hk * K], full, rs.index(a))
+        else:
+            tma.async_copy_global_to_shared(kd, [row, hk * K], full, rs.index(a))
+        if OUT:
+            tma.async_copy_global_to_shared(qd, [row, hk * K], full, qs.index(a))
+        if READ:
+            full = rest_bars.index(b)
+            mbarrier.wait(rest_bars.index(NB + b), pb)
+            mbarrier.expect(full, rest)
+        tma.async_copy_global_to_shared(vd, [row, h * V + v0], full, vs.index(NC * b))
+        if NC == 2:
+            tma.async_copy_global_to_shared(vd, [row, h * V + v0 + 64], full, vs.index(2 * b + 1))
+        tma.async_copy_global_to_shared(scd, [tile * 8, 0], full, ss.index(b))
+        tma.async_copy_global_to_shared(Td, [tile * C, 0], full, ts.index(b))
+        if READ:
+            tma.async_copy_global_to_shared(kd, [row, hk * K], full, ks.index(b))
+        if OUT:
+            tma.async_copy_global_to_shared(Ad, [tile * C, 0], full, as_.index(b))
+        a, pa = onward(a, pa, NA)
+        b, pb = onward(b, pb, NB)
+        row += C
+        tile += HV
+
+
+@gluon.jit
+def _compute(
+    first_bars, rest_bars, rs, qs, ks, vs, ts, as_, ss, os, Ss, Us, o, od, Sd, Ud, sc, h0, ht, tile, row, left, h, HV,
+    v0, n, state, has_h0, has_ht,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, OUT: gl.constexpr, SAVE: gl.constexpr, READ: gl.constexpr,
+    VFIRST: gl.constexpr, TAIL: gl.constexpr, NA: gl.constexpr, NB: gl.constexpr, NC: gl.constexpr, W: gl.constexpr,
+):  # fmt: skip
+    dt: gl.constexpr = rs.dtype
+    big: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, K, 16])
+    small: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, C, 16])
+    left_s: gl.constexpr = gl.DotOperandLayout(0, small, 2)
+    left_b: gl.constexpr = gl.DotOperandLayout(0, big, 2)
+    v0 += 64 * W
+    S = gl.zeros([64, K], gl.float32, layout=big)
+    if has_h0 != 0:
+        S = gl.load(h0 + state + places(v0, K, V, VFIRST, big)).to(gl.float32)
+    zero = gl.zeros([64, C], gl.float32, layout=small)
+    token = gl.arange(0, C, layout=gl.SliceLayout(0, small))
+    a = 0
+    pa = 0
+    b = 0
+    pb = 0
+    # The decay of a chunk is its last cumulative one; it comes a step ahead.
+    G = sc + 3 * C + C - 1
+    last = gl.load(G + tile.to(gl.int64) * (8 * C), mask=n > 0, other=0.0)
+    for t in range(n):
+        eg = gl.exp2(last)
+        after = gl.where(t + 1 < n, tile + HV, tile)
+        last = gl.load(G + after.to(gl.int64) * (8 * C))
+        Sb = S.to(dt)
+        mbarrier.wait(first_bars.index(a), pa)
+        Sa = gl.convert_layout(Sb, left_s)
+        x = warpgroup_mma(Sa, rs.index(a).permute((1, 0)), zero, use_acc=False, is_async=True)
+        if OUT:
+            y = warpgroup_mma(Sa, qs.index(a).permute((1, 0)), zero, use_acc=False, is_async=True)
+        if SAVE:
+            # Earlier copies out of these buffers have been read.
+            tma.store_wait(0)
+            gl.thread_barrier()
+            Ss.index(W).store(Sb)
+            fence_async_shared()
+            gl.thread_barrier()
+            tma.async_copy_shared_to_global(Sd, [tile * V + v0, 0], Ss.index(W))
+        if READ:
+            mbarrier.wait(rest_bars.index(b), pb)
+        if TAIL:
+            if left < C:
+                if READ:
+                    clear_rows(ks.index(b), left, K)
+                else:
+                    clear_rows(rs.index(a), left, K)
+        vt = vs.index(NC * b + W).permute((1, 0)).load(small).to(gl.float32)
+        if OUT:
+            x = warpgroup_mma_wait(1, deps=[x])
+        else:
+            x = warpgroup_mma_wait(0, deps=[x])
+        # Loaded after the wait, so that nothing that needs the product comes before it.
+        ck = ss.index(b).slice(1, 1, dim=0).load(small)
+        r = vt - x * ck
+        if TAIL:
+            r = gl.where((token < left)[None, :], r, zero)
+        u = warpgroup_mma(
+            gl.convert_layout(r.to(dt), left_s), ts.index(b).permute((1, 0)), zero, use_acc=False, is_async=True
+        )
+        S = S * eg
+        if OUT:
+            y, u = warpgroup_mma_wait(0, deps=[y, u])
+        else:
+            u = warpgroup_mma_wait(0, deps=[u])
+        cu = ss.index(b).slice(2, 1, dim=0).load(small)
+        w = gl.convert_layout((u * cu).to(dt), left_b)
+        if READ:
+            mbarrier.arrive(first_bars.index(NA + a), count=1)
+            S = warpgroup_mma(w, ks.index(b), S, is_async=True)
+        else:
+            S = warpgroup_mma(w, rs.index(a), S, is_async=True)
+        if OUT:
+            y = y * ss.index(b).slice(0, 1, dim=0).load(small)
+            ub = gl.convert_layout(u.to(dt), left_s)
+            y = warpgroup_mma(ub, as_.index(b).permute((1, 0)), y, is_async=True)
+        if SAVE:
+            Us.index(W).store(u.to(dt))
+            fence_async_shared()
+            gl.thread_barrier()
+            tma.async_copy_shared_to_global(Ud, [tile * V + v0, 0], Us.index(W))
+        if OUT:
+            S, y = warpgroup_mma_wait(0, deps=[S, y])
+        else:
+            S = warpgroup_mma_wait(0, deps=[S])
+        if READ:
+            mbarrier.arrive(rest_bars.index(NB + b), count=1)
+        else:
+            mbarrier.arrive(first_bars.index(NA + a), count=1)
+        if OUT:
+            tma.store_wait(0)
+            gl.thread_barrier()
+            os.index(W).permute((1, 0)).store(y.to(dt))
+            if TAIL:
+                if left < C:
+                    store_left(os.index(W), o, row, left, h, HV, v0, V)
+                else:
+                    fence_async_shared()
+                    gl.thread_barrier()
+                    tma.async_copy_shared_to_global(od, [row, h * V + v0], os.index(W))
+            else:
+                fence_async_shared()
+                gl.thread_barrier()
+                tma.async_copy_shared_to_global(od, [row, h * V + v0], os.index(W))
+        a, pa = onward(a, pa, NA)
+        b, pb = onward(b, pb, NB)
+        row += C
+        left -= C
+        tile += HV
+    tma.store_wait(0)
+    if has_ht != 0:
+        gl.store(ht + state + places(v0, K, V, VFIRST, big), S)
+
+
+@gluon.jit(do_not_specialize=["T", "NT", "H", "HV", "has_h0", "has_ht"])
+def groups_scan(
+    sc, qd, kd, pd, vd, Td, Ad, scd, o, od, Sd, Ud, h0, ht, cu, offsets, T, NT, H, HV, has_h0, has_ht,
+    K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, OUT: gl.constexpr, SAVE: gl.constexpr, READ: gl.constexpr,
+    VFIRST: gl.constexpr, VARLEN: gl.constexpr, TAIL: gl.constexpr, NA: gl.constexpr, NB: gl.constexpr,
+    NC: gl.constexpr,
+):  # fmt: skip
+    """One program a block of ``64 NC`` columns of V, value head and sequence. OUT: write o. SAVE: write the state
+    before each chunk, ``S^T`` [V, K], and ``u^T`` [V, C]. READ: ``pd`` is the read key. NA, NB: places of the two
+    rings; equal without READ."""
+    pid = gl.program_id(0)
+    NV: gl.constexpr = V // (64 * NC)
+    v0 = (pid % NV) * (64 * NC)
+    h = (pid // NV) % HV
+    i = pid // (NV * HV)
+    hk = h // (HV // H)
+    row, length, first = sequence_of(cu, offsets, i, T, NT, VARLEN)
+    tile = first * HV + h
+    n = (length + C - 1) // C
+    state = (i.to(gl.int64) * HV + h) * (K * V)
+    dt: gl.constexpr = Td.dtype
+    wide: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    flat: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+    rs = gl.allocate_shared_memory(dt, [NA, C, K], wide)
+    ks = rs
+    qs = rs
+    as_ = rs
+    os = rs
+    Ss = rs
+    Us = rs
+    if OUT:
+        qs = gl.allocate_shared_memory(dt, [NA, C, K], wide)
+        as_ = gl.allocate_shared_memory(dt, [NB, C, C], wide)
+        os = gl.allocate_shared_memory(dt, [NC, C, 64], wide)
+    if READ:
+        ks = gl.allocate_shared_memory(dt, [NB, C, K], wide)
+    vs = gl.allocate_shared_memory(dt, [NC * NB, C, 64], wide)
+    ts = gl.allocate_shared_memory(dt, [NB, C, C], wide)
+    ss = gl.allocate_shared_memory(gl.float32, [NB, 4, C], flat)
+    if SAVE:
+        Ss = gl.allocate_shared_memory(dt, [NC, 64, K], wide)
+        Us = gl.allocate_shared_memory(dt, [NC, 64, C], wide)
+    first_bars = ring(NA, NC)
+    rest_bars = ring(NB, NC)
+    fence_async_shared()
+    gl.thread_barrier()
+    # Constants stay constants only in tuples that are written out.
+    if NC == 2:
+        gl.warp_specialize(
+            [
+                (_compute, (first_bars, rest_bars, rs, qs, ks, vs, ts, as_, ss, os, Ss, Us, o, od, Sd, Ud, sc, h0, ht,
+                            tile, row, length, h, HV, v0, n, state, has_h0, has_ht, K, V, C, OUT, SAVE, READ, VFIRST,
+                            TAIL, NA, NB, NC, 0)),
+                (_compute, (first_bars, rest_bars, rs, qs, ks, vs, ts, as_, ss, os, Ss, Us, o, od, Sd, Ud, sc, h0, ht,
+                            tile, row, length, h, HV, v0, n, state, has_h0, has_ht, K, V, C, OUT, SAVE, READ, VFIRST,
+                            TAIL, NA, NB, NC, 1)),
+                (_copy, (first_bars, rest_bars, rs, qs, ks, vs, ts, as_, ss, qd, kd, pd, vd, Td, Ad, scd, tile, row, h,
+                         hk, HV, v0, n, K, V, C, OUT, READ, NA, NB, NC)),
+            ],
+            [4, 1],
+            [232, 40],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_compute, (first_bars, rest_bars, rs, qs, ks, vs, ts, as_, ss, os, Ss, Us, o, od, Sd, Ud, sc, h0, ht,
+                            tile, row, length, h, HV, v0, n, state, has_h0, has_ht, K, V, C, OUT, SAVE, READ, VFIRST,
+                            TAIL, NA, NB, NC, 0)),
+                (_copy, (first_bars, rest_bars, rs, qs, ks, vs, ts, as_, ss, qd, kd, pd, vd, Td, Ad, scd, tile, row, h,
+                         hk, HV, v0, n, K, V, C, OUT, READ, NA, NB, NC)),
+            ],
+            [1],
+            [40],
+        )  # fmt: skip
