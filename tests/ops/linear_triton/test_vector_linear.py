@@ -118,6 +118,16 @@ def test_gates_of_minus_20_and_of_0(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("T", "low"), [(2, -20.0), (3, -14.0), (8, -5.0), (34, -20.0)])
+def test_a_few_tokens_with_strong_gates(kind, T, low):
+    """The chunk loses few bits, but the gates' gradient is as small as the gates are strong."""
+    x = make_inputs(T=T, K=16, initial=True, **kind)
+    name = "gv" if "gv" in x else "gk"
+    x[name] = torch.full_like(x[name], low)
+    check(run(x))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_gates_that_grow(kind):
     x = make_inputs(T=70, K=16, V=16, initial=True, **kind)
     name = "gv" if "gv" in x else "gk"
