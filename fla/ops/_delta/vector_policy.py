@@ -71,11 +71,12 @@ def plan(
     varlen: bool = False,
     aligned: bool = True,
     gated: bool = False,
+    light: bool = False,
     erase: bool = False,
 ) -> VectorPlan:
     """The plan of a call: ``dtype`` of q, k, v ("bfloat16", "float16", "float32"), head dims, number and length of the
     sequences, value heads, whether any gate must be exact, whether q and k are normed in the op and the gate is made
-    there, and whether the read key has a gate of its own."""
+    there (``light``: of 16 bits, in tiles that need no masks), and whether the read key has a gate of its own."""
     half = dtype != "float32"
     interpreter = chip.vendor == "interpreter"
     # From rows of 32 bytes in shared memory ptxas 12.8 has read the wrong ones (benchmarks/ops/sass_descriptors.py).
@@ -117,9 +118,9 @@ def plan(
     # descriptor of a shared-memory operand of its levels from the wrong register: wrong gradients, or a fault.
     gkb = min(kp, 32 if half and exact else 64)
     vb = min(vp, (64 if wide else 128) if half else 32)
-    # Three programs a multiprocessor pay in the gradients too. With the gate made beside, wide V or the exact form
-    # there is no room for them.
-    three = half and not (exact or gated) and vb == vp and gkb == 64
+    # Three programs a multiprocessor pay in the gradients too. With wide V or the exact form there is no room for them,
+    # and with the gate made beside only where nothing is masked.
+    three = half and not exact and (light or not gated) and vb == vp and gkb == 64
     programs = sequences * heads * (vp // bv)
     segments = 1
     # The summaries cost more than the scan, so split only where it fills an idle chip.

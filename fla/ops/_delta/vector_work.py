@@ -15,7 +15,7 @@ from torch import Tensor
 from fla.ops._common.device_index import ChunkTable, chunk_table
 from fla.ops._common.launch import Fixed, Launcher
 from fla.ops._common.parts import sum_parts
-from fla.ops._common.policy import Chip, Launch, chip_of, has_descriptors
+from fla.ops._common.policy import Chip, Launch, chip_of, has_descriptors, pow2
 from fla.ops._common.room import Parts, carve, like, room_for, total
 from fla.ops._delta.vector_launch import (
     ONES_TYPES,
@@ -98,6 +98,9 @@ def _setup(
     some = call.exact and work != torch.float32 and T >= FEW
     kind: dict[str, Any] = {"sequences": sequences, "heads": H, "length": T}
     kind.update(varlen=varlen, gated=call.gate > 0, erase=erase)
+    ragged = varlen or T % 64 != 0
+    whole = not ragged and q[2] == H and pow2(K, 32) == K
+    kind.update(light=dtype == g == torch.bfloat16 and whole and not erase)
     # Descriptors address every head's tile: bases and heads on 16 bytes.
     aligned = aligned and K * dtype.itemsize % 16 == 0 and V * dtype.itemsize % 16 == 0 and has_descriptors()
     kind.update(normed=call.norm or call.part > 0, aligned=aligned)
@@ -113,7 +116,6 @@ def _setup(
         long = plan(chip, "float32", K, V, exact=call.exact, **kind)
         p = replace(long, segments=1, gkb=p.kp // parts, kp=p.kp, vp=p.vp)
         tree = p if call.exact else None
-    ragged = varlen or T % 64 != 0
     gtma = p.tma and g.itemsize == 2 and g_aligned and K * 2 % 16 == 0
     btma = erase and p.tma and beta.itemsize == 2 and beta_aligned and K * 2 % 16 == 0
     return Setup(
@@ -600,6 +602,7 @@ class Work:
                 "FREE": self.some,
                 "SOME": self.some,
                 "PARTS": self.setup.parts,
+                "TURN": self.call.gate > 0 and p.grad.regs is not None and p.gscore == "bf16",
             },
         )
         args = (

@@ -67,8 +67,9 @@ def test_norms_of_narrow_heads_are_not_diagonals_of_products(exact):
 def test_three_programs_a_multiprocessor_make_gradients_where_they_fit():
     assert make().grad.regs == 168
     assert make(K=64, V=64).grad.regs == 168
-    wide = ({"exact": True}, {"gated": True}, {"V": 256}, {"K": 32, "V": 32}, {"dtype": "float32"}, {"chip": "sm80"})
-    assert not any(make(**k).grad.regs for k in wide)
+    assert make(gated=True, light=True).grad.regs == 168
+    wide = ({"exact": True}, {"V": 256}, {"K": 32, "V": 32}, {"dtype": "float32"}, {"chip": "sm80"})
+    assert not any(make(**k).grad.regs for k in (*wide, {"gated": True}))
 
 
 def test_programs_that_look_for_strong_gates_fill_the_chip_in_odd_strides():

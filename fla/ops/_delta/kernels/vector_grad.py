@@ -145,6 +145,158 @@ def vector_scores(
     tl.store(vp + 128, tl.zeros((32,), tl.float32) + unit)
 
 
+@triton.jit
+def mild_grad(
+    row, n, w, w2, sub, sg, h, units, gi, gc, r, j, cc, c0, at, vp, wn, hk, HK, beta, q, k, g, do, news, ys, states,
+    exits, scores, norms, ones, a_log, dt_bias, dq, dk, dg, db, da, dbias, H, ROWSALL, scale, lower, K: tl.constexpr,
+    KP: tl.constexpr, KB: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, VB: tl.constexpr, GATE: tl.constexpr,
+    RATE: tl.constexpr, BIAS: tl.constexpr, BETA: tl.constexpr, NORM: tl.constexpr, DT: tl.constexpr, IO: tl.constexpr,
+    SD: tl.constexpr, PREC: tl.constexpr, GPREC: tl.constexpr, ROWS: tl.constexpr, OTMA: tl.constexpr,
+    DGTMA: tl.constexpr, RAW: tl.constexpr, ERASE: tl.constexpr, FREE: tl.constexpr, PARTS: tl.constexpr,
+    TURN: tl.constexpr,
+):  # fmt: skip
+    """What `vector_grad` does where there are tokens. TURN: products turn around the gate's input, of 16 bits."""
+    R: tl.constexpr = PARTS // (KP // KB)
+    NVB: tl.constexpr = VP // VB
+    VC: tl.constexpr = V != VP
+    KC: tl.constexpr = K != KP
+    # All loads first: nothing else is held yet, and they travel together.
+    x = load_tile(g, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
+    kf = load_tile(k, row, n, hk * K + c0, K - c0, HK * K, 32, KB, False, ROWS, KC)
+    qf = load_tile(q, row, n, hk * K + c0, K - c0, HK * K, 32, KB, False, ROWS, KC)
+    if ERASE:
+        bt = load_tile(beta, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
+    if NVB == 1:
+        St = load_tile(states, w2 * VP, VB, c0, KP, KP, VB, KB, False, False, False)
+        Xt = load_tile(exits, w2 * VP, VB, c0, KP, KP, VB, KB, False, False, False)
+        vT = load_tile(news, w * VP, VB, sub * 32, 64, 64, VB, 32, False, False, False)
+        yT = load_tile(ys, w * VP, VB, sub * 32, 64, 64, VB, 32, False, False, False)
+        dot = load_tile(do, row, n, h * V, V, H * V, 32, VB, False, ROWS, VC).to(DT)
+    A = load_tile(scores, w2 * 64, 32, 0, 32, 32, 32, 32, False, False, False)
+    F = load_tile(scores, w2 * 64 + 32, 32, 0, 32, 32, 32, 32, False, False, False)
+    tri = one_matrix(ones, 0, 32)
+    unit = tl.load(vp + 128)
+    rate = 1.0
+    if RATE:
+        rate = tl.exp(tl.load(a_log + h).to(tl.float32))
+    bias = 0.0
+    if BIAS:
+        bias = tl.load(dt_bias + h * K + c0 + cc, mask=c0 + cc < K, other=0.0).to(tl.float32)[:, None]
+    rq = tl.zeros((32,), tl.float32) + 1.0
+    rk = rq
+    if NORM:
+        rq = tl.load(norms + wn + r)
+        rk = tl.load(norms + wn + 64 + r)
+    rq = rq * scale
+    # Another layout follows, through shared memory. Held back by a mask, that does not come between the loads.
+    here = (r[:, None] < n) & (cc[None, :] >= 0)
+    if not TURN:
+        x = tl.trans(tl.where(here, x, 0.0))
+    kf = tl.trans(tl.where(here, kf, 0.0))
+    qf = tl.trans(tl.where(here, qf, 0.0))
+    if ERASE:
+        bt = tl.trans(tl.where(here, bt, 0.0)).to(tl.float32)
+    else:
+        bv = write_rate(tl.load(beta + at, mask=r < n, other=0.0), BETA)
+        if ROWS:
+            bv = tl.where(r < n, bv, 0.0)
+        bt = bv[None, :]
+    back = 1.0 / unit
+    if RAW:
+        gl = raw_decay(x, FREE)
+    else:
+        if TURN:
+            # By a product, exactly: what comes of it stays in the layout of products.
+            x = narrow(tl.dot(tl.trans(x), (r[:, None] == r[None, :]).to(x.dtype)), x.dtype)
+        gl = log_decay(x.to(tl.float32), rate, bias, lower, GATE, FREE)
+    if ROWS and GATE > 0:
+        gl = tl.where(j < n, gl, 0.0).to(gl.dtype)
+    gh, gr = split_gates(gl, SD, RAW)
+    G = gate_sum(gh, gr, tl.trans(tri), SD, GPREC, RAW)
+    if NVB == 1:
+        SX = tl.dot(tl.trans(St), Xt, input_precision=PREC)
+    else:
+        SX, QS, YS, VX = state_products(
+            states, exits, news, ys, do, row, n, w, w2, sub, h, H, c0, KP, KB, V, VP, VB, DT, PREC, ROWS
+        )
+    # The sum of a chunk's gates; all other decays of it are that of the scores times a factor per channel.
+    last = tl.sum(tl.where(j == 31, G, 0.0), 1)
+    ss = tl.sum(tl.where(cc[:, None] == cc[None, :], SX, 0.0), 1) * (back * ex2(last))
+    E = ex2(G + SHIFT)
+    kn = kf.to(tl.float32) * rk[None, :]
+    kc = narrow(kn * ex2((G + SHIFT) * -1.0), SD)
+    kr = narrow(kn * (E * bt), SD)
+    qr = narrow(qf.to(tl.float32) * (E * rq[None, :]), SD)
+    # What a token reads for the output. hp: gradient of the decay summed up to a token.
+    if NVB == 1:
+        p = tl.dot(tl.trans(St), tl.trans(dot), input_precision=PREC)
+    else:
+        p = QS
+    p = p * back * UNSHIFT
+    p = tl.dot(kc, tl.trans(A), p, input_precision=PREC)
+    hp = qr.to(tl.float32) * p
+    p = p * (E * (rq * unit)[None, :])
+    if NORM:
+        p -= qf.to(tl.float32) * tl.load(vp + r)[None, :]
+    if OTMA:
+        dq.store([row, h * K + c0], tl.trans(p.to(IO)))
+    else:
+        store_unit(dq, p, row, n, h, H, c0, K, KP, KB, ROWS)
+    # and for its new value
+    if NVB == 1:
+        p = tl.dot(tl.trans(St), yT, input_precision=PREC)
+    else:
+        p = YS
+    p = p * -back * UNSHIFT
+    p = tl.dot(kc, tl.trans(F), p, input_precision=PREC)
+    hp += kr.to(tl.float32) * p
+    xk = E * p
+    if ERASE:
+        xb = (kf.to(tl.float32) * xk) * (rk * unit)[None, :]
+        store_unit(db, xb, row, n, h, H, c0, K, KP, KB, ROWS)
+    else:
+        dbv = tl.load(vp + 64 + r) * tl.where(sg == 0, 1.0, 0.0)
+        dbv += tl.sum(kf.to(tl.float32) * xk, 0) * (rk * unit)
+        if BETA > 0:
+            dbv = dbv * bv * (1.0 - bv / BETA)
+        dp = db + ((sg * R).to(tl.int64) * ROWSALL) * H + at
+        tl.store(dp, dbv, mask=r < n)
+        for i in tl.static_range(1, R):
+            tl.store(dp + (ROWSALL * H).to(tl.int64) * i, tl.zeros((32,), tl.float32), mask=r < n)
+    xk = xk * bt
+    # What it writes, into the state and to later tokens: what ends after a token is the whole less what ends up
+    # to it.
+    Ei = rcp(E)
+    if NVB == 1:
+        VX = tl.dot(tl.trans(Xt), vT, input_precision=PREC)
+    VX = (VX * back) * (Ei * ex2(last + SHIFT)[:, None])
+    xk += VX
+    VX = VX * (kf.to(tl.float32) * rk[None, :])
+    ss += tl.sum(VX, 1)
+    hp -= VX
+    p = tl.dot(qr, A, input_precision=PREC)
+    p = tl.dot(kr, F, p, input_precision=PREC)
+    hp -= kc.to(tl.float32) * p
+    xk = (xk + Ei * p) * (rk * unit)[None, :]
+    if NORM:
+        xk -= kf.to(tl.float32) * tl.load(vp + 32 + r)[None, :]
+    if OTMA:
+        dk.store([row, h * K + c0], tl.trans(xk.to(IO)))
+    else:
+        store_unit(dk, xk, row, n, h, H, c0, K, KP, KB, ROWS)
+    xg = (ss[:, None] + grad_sum(hp, tri, SD, PREC, True)) * unit
+    if GATE > 0:
+        if TURN:
+            # Kept from above, it would cost more than to bring it in again.
+            x = load_tile(g, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
+            x = narrow(tl.dot(tl.trans(x), (r[:, None] == r[None, :]).to(x.dtype)), x.dtype)
+        xg = gate_grad(xg, x, rate, bias, lower, da, dbias, gi, gc, units, c0, n, K, KP, KB, GATE, RATE, BIAS, ROWS, R)
+    if DGTMA:
+        dg.store([row, h * K + c0], tl.trans(xg).to(IO))
+    else:
+        store_unit(dg, xg, row, n, h, H, c0, K, KP, KB, ROWS)
+
+
 @triton.jit(do_not_specialize=["T", "NT", "H", "GROUP", "ROWSALL"])
 def vector_grad(
     decay, beta, q, k, g, do, news, ys, states, exits, scores, vecs, norms, ones, a_log, dt_bias, table, dq, dk, dg, db,
@@ -153,6 +305,7 @@ def vector_grad(
     BETA: tl.constexpr, NORM: tl.constexpr, DT: tl.constexpr, IO: tl.constexpr, SD: tl.constexpr, PREC: tl.constexpr,
     GPREC: tl.constexpr, VARLEN: tl.constexpr, ROWS: tl.constexpr, OTMA: tl.constexpr, DGTMA: tl.constexpr,
     RAW: tl.constexpr, ERASE: tl.constexpr, PART: tl.constexpr, FREE: tl.constexpr, PARTS: tl.constexpr,
+    TURN: tl.constexpr,
 ):  # fmt: skip
     """One program per (KB channels, head, 32 tokens), after `vector_scores`, for decays of at most 231 bits a chunk.
 
@@ -160,6 +313,7 @@ def vector_grad(
     (ERASE: [rows, H, K] in the dtype of ``beta``, which is of that shape and multiplies the read key alone);
     da: [PARTS, 2 NT, H] and dbias: [2 NT, H, K] fp32 parts of the gate's parameter gradients.
     FREE: gates are not promised to be weak; where they are not, `vector_grad_exact` writes everything again.
+    TURN: see `mild_grad`.
     """
     if PART:
         if idle(long, PART):
@@ -183,9 +337,6 @@ def vector_grad(
     if n <= 0:
         no_gate_grad(da, dbias, gi, gc, units, c0, K, KB, RATE, BIAS, R)
         return
-    NVB: tl.constexpr = VP // VB
-    VC: tl.constexpr = V != VP
-    KC: tl.constexpr = K != KP
     hk = h // GROUP
     HK = H // GROUP
     r = tl.arange(0, 32)
@@ -195,136 +346,22 @@ def vector_grad(
     vp = vecs + w2.to(tl.int64) * 160
     # Needed late, when it would be waited for
     fetch(vp + tl.arange(0, 128))
-    for turn in tl.range(0, tl.minimum(n, 1), num_stages=2):
+    if TURN:
+        # Beside the gate there are no registers for a loop, nor for the gate in two layouts.
+        mild_grad(
+            row, n, w, w2, sub, sg, h, units, gi, gc, r, j, cc, c0, at, vp, wn, hk, HK, beta, q, k, g, do, news, ys,
+            states, exits, scores, norms, ones, a_log, dt_bias, dq, dk, dg, db, da, dbias, H, ROWSALL, scale, lower, K,
+            KP, KB, V, VP, VB, GATE, RATE, BIAS, BETA, NORM, DT, IO, SD, PREC, GPREC, ROWS, OTMA, DGTMA, RAW, ERASE,
+            FREE, PARTS, TURN,
+        )  # fmt: skip
+    else:
         # A loop of one turn and a condition that always holds: in a loop the compiler lets copies to memory finish
         # behind what follows, and behind a condition it does not make room for two turns.
-        if turn < n:
-            # All loads first: nothing else is held yet, and they travel together.
-            x = load_tile(g, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
-            kf = load_tile(k, row, n, hk * K + c0, K - c0, HK * K, 32, KB, False, ROWS, KC)
-            qf = load_tile(q, row, n, hk * K + c0, K - c0, HK * K, 32, KB, False, ROWS, KC)
-            if ERASE:
-                bt = load_tile(beta, row, n, h * K + c0, K - c0, H * K, 32, KB, False, ROWS, KC)
-            if NVB == 1:
-                St = load_tile(states, w2 * VP, VB, c0, KP, KP, VB, KB, False, False, False)
-                Xt = load_tile(exits, w2 * VP, VB, c0, KP, KP, VB, KB, False, False, False)
-                vT = load_tile(news, w * VP, VB, sub * 32, 64, 64, VB, 32, False, False, False)
-                yT = load_tile(ys, w * VP, VB, sub * 32, 64, 64, VB, 32, False, False, False)
-                dot = load_tile(do, row, n, h * V, V, H * V, 32, VB, False, ROWS, VC).to(DT)
-            A = load_tile(scores, w2 * 64, 32, 0, 32, 32, 32, 32, False, False, False)
-            F = load_tile(scores, w2 * 64 + 32, 32, 0, 32, 32, 32, 32, False, False, False)
-            tri = one_matrix(ones, 0, 32)
-            unit = tl.load(vp + 128)
-            rate = 1.0
-            if RATE:
-                rate = tl.exp(tl.load(a_log + h).to(tl.float32))
-            bias = 0.0
-            if BIAS:
-                bias = tl.load(dt_bias + h * K + c0 + cc, mask=c0 + cc < K, other=0.0).to(tl.float32)[:, None]
-            rq = tl.zeros((32,), tl.float32) + 1.0
-            rk = rq
-            if NORM:
-                rq = tl.load(norms + wn + r)
-                rk = tl.load(norms + wn + 64 + r)
-            rq = rq * scale
-            # Another layout follows, through shared memory. Held back by a mask, that does not come between the loads.
-            here = (r[:, None] < n) & (cc[None, :] >= 0)
-            x = tl.trans(tl.where(here, x, 0.0))
-            kf = tl.trans(tl.where(here, kf, 0.0))
-            qf = tl.trans(tl.where(here, qf, 0.0))
-            if ERASE:
-                bt = tl.trans(tl.where(here, bt, 0.0)).to(tl.float32)
-            else:
-                bv = write_rate(tl.load(beta + at, mask=r < n, other=0.0), BETA)
-                if ROWS:
-                    bv = tl.where(r < n, bv, 0.0)
-                bt = bv[None, :]
-            back = 1.0 / unit
-            if RAW:
-                gl = raw_decay(x, FREE)
-            else:
-                gl = log_decay(x.to(tl.float32), rate, bias, lower, GATE, FREE)
-            if ROWS and GATE > 0:
-                gl = tl.where(j < n, gl, 0.0).to(gl.dtype)
-            gh, gr = split_gates(gl, SD, RAW)
-            G = gate_sum(gh, gr, tl.trans(tri), SD, GPREC, RAW)
-            if NVB == 1:
-                SX = tl.dot(tl.trans(St), Xt, input_precision=PREC)
-            else:
-                SX, QS, YS, VX = state_products(
-                    states, exits, news, ys, do, row, n, w, w2, sub, h, H, c0, KP, KB, V, VP, VB, DT, PREC, ROWS
-                )
-            # The sum of a chunk's gates; all other decays of it are that of the scores times a factor per channel.
-            last = tl.sum(tl.where(j == 31, G, 0.0), 1)
-            ss = tl.sum(tl.where(cc[:, None] == cc[None, :], SX, 0.0), 1) * (back * ex2(last))
-            E = ex2(G + SHIFT)
-            kn = kf.to(tl.float32) * rk[None, :]
-            kc = narrow(kn * ex2((G + SHIFT) * -1.0), SD)
-            kr = narrow(kn * (E * bt), SD)
-            qr = narrow(qf.to(tl.float32) * (E * rq[None, :]), SD)
-            # What a token reads for the output. hp: gradient of the decay summed up to a token.
-            if NVB == 1:
-                p = tl.dot(tl.trans(St), tl.trans(dot), input_precision=PREC)
-            else:
-                p = QS
-            p = p * back * UNSHIFT
-            p = tl.dot(kc, tl.trans(A), p, input_precision=PREC)
-            hp = qr.to(tl.float32) * p
-            p = p * (E * (rq * unit)[None, :])
-            if NORM:
-                p -= qf.to(tl.float32) * tl.load(vp + r)[None, :]
-            if OTMA:
-                dq.store([row, h * K + c0], tl.trans(p.to(IO)))
-            else:
-                store_unit(dq, p, row, n, h, H, c0, K, KP, KB, ROWS)
-            # and for its new value
-            if NVB == 1:
-                p = tl.dot(tl.trans(St), yT, input_precision=PREC)
-            else:
-                p = YS
-            p = p * -back * UNSHIFT
-            p = tl.dot(kc, tl.trans(F), p, input_precision=PREC)
-            hp += kr.to(tl.float32) * p
-            xk = E * p
-            if ERASE:
-                xb = (kf.to(tl.float32) * xk) * (rk * unit)[None, :]
-                store_unit(db, xb, row, n, h, H, c0, K, KP, KB, ROWS)
-            else:
-                dbv = tl.load(vp + 64 + r) * tl.where(sg == 0, 1.0, 0.0)
-                dbv += tl.sum(kf.to(tl.float32) * xk, 0) * (rk * unit)
-                if BETA > 0:
-                    dbv = dbv * bv * (1.0 - bv / BETA)
-                dp = db + ((sg * R).to(tl.int64) * ROWSALL) * H + at
-                tl.store(dp, dbv, mask=r < n)
-                for i in tl.static_range(1, R):
-                    tl.store(dp + (ROWSALL * H).to(tl.int64) * i, tl.zeros((32,), tl.float32), mask=r < n)
-            xk = xk * bt
-            # What it writes, into the state and to later tokens: what ends after a token is the whole less what ends up
-            # to it.
-            Ei = rcp(E)
-            if NVB == 1:
-                VX = tl.dot(tl.trans(Xt), vT, input_precision=PREC)
-            VX = (VX * back) * (Ei * ex2(last + SHIFT)[:, None])
-            xk += VX
-            VX = VX * (kf.to(tl.float32) * rk[None, :])
-            ss += tl.sum(VX, 1)
-            hp -= VX
-            p = tl.dot(qr, A, input_precision=PREC)
-            p = tl.dot(kr, F, p, input_precision=PREC)
-            hp -= kc.to(tl.float32) * p
-            xk = (xk + Ei * p) * (rk * unit)[None, :]
-            if NORM:
-                xk -= kf.to(tl.float32) * tl.load(vp + 32 + r)[None, :]
-            if OTMA:
-                dk.store([row, h * K + c0], tl.trans(xk.to(IO)))
-            else:
-                store_unit(dk, xk, row, n, h, H, c0, K, KP, KB, ROWS)
-            xg = (ss[:, None] + grad_sum(hp, tri, SD, PREC, True)) * unit
-            if GATE > 0:
-                xg = gate_grad(
-                    xg, x, rate, bias, lower, da, dbias, gi, gc, units, c0, n, K, KP, KB, GATE, RATE, BIAS, ROWS, R
-                )
-            if DGTMA:
-                dg.store([row, h * K + c0], tl.trans(xg).to(IO))
-            else:
-                store_unit(dg, xg, row, n, h, H, c0, K, KP, KB, ROWS)
+        for turn in tl.range(0, tl.minimum(n, 1), num_stages=2):
+            if turn < n:
+                mild_grad(
+                    row, n, w, w2, sub, sg, h, units, gi, gc, r, j, cc, c0, at, vp, wn, hk, HK, beta, q, k, g, do,
+                    news, ys, states, exits, scores, norms, ones, a_log, dt_bias, dq, dk, dg, db, da, dbias, H,
+                    ROWSALL, scale, lower, K, KP, KB, V, VP, VB, GATE, RATE, BIAS, BETA, NORM, DT, IO, SD, PREC, GPREC,
+                    ROWS, OTMA, DGTMA, RAW, ERASE, FREE, PARTS, TURN,
+                )  # fmt: skip
