@@ -53,6 +53,13 @@ TABLE: tuple[Setting, ...] = (
         False,
         "Check values of GPU tensors too (cu_seqlens content, slot ids). Costs a device synchronisation.",
     ),
+    Setting(
+        "FLA_CORE_GLUON",
+        "bool",
+        True,
+        "Passes that core has in Gluon as well as in Triton run in Gluon where that is known to work.",
+        "first use in the process",
+    ),
     Setting("FLA_FLASH_KDA", "bool", None, "The flash_kda backend on or off.", BACKEND_READ, owner="flash_kda"),
     Setting("FLA_TILELANG", "bool", None, "The tilelang backends on or off.", BACKEND_READ, owner="tilelang"),
     Setting("FLA_ASCEND", "bool", None, "The triton_ascend backends on or off.", BACKEND_READ, owner="triton_ascend"),

@@ -51,6 +51,7 @@ CASES: dict[str, tuple[dict, dict]] = {
     "many tail": ({"T": 200, "H": 35, "HV": 70, "initial": True}, {}),
     "many varlen": ({"T": 300, "H": 24, "cu": [0, 5, 5, 69, 200, 300], "initial": True}, {}),
     "many V256": ({"T": 320, "H": 40, "K": 128, "V": 256, "initial": True, "v_first": True}, {}),
+    "many no decay": ({"T": 256, "H": 70, "gate": None}, {}),
     "many -1000": ({"T": 256, "H": 70, "cut": True}, {}),
     "many varlen bv128": (
         {"T": 300, "H": 24, "cu": [0, 5, 5, 69, 200, 300], "initial": True},

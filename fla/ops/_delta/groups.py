@@ -8,31 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from fla.ops._common import gluon
 from fla.ops._common.launch import Fixed, Launcher, descriptor
 
 if TYPE_CHECKING:
     from fla.ops._delta.scalar import ScalarCall
 
-# Versions of Triton that these kernels were run with; Gluon changes between versions.
-_VERSIONS = ((3, 6),)
 _OPTIONS = {"num_warps": 4}
 # Columns of V of a group, and tokens of a step.
 _BV = _C = 64
 
 
 @functools.lru_cache(maxsize=1)
-def _kernels() -> tuple[Launcher, Launcher] | None:
-    """Launchers of the scan and the reverse scan, or None where this Triton has no Gluon that is known."""
-    try:
-        import triton
+def _kernels() -> tuple[Launcher, Launcher]:
+    """Launchers of the scan and the reverse scan."""
+    from fla.ops._delta.kernels.scalar_groups import groups_scan
+    from fla.ops._delta.kernels.scalar_groups_reverse import groups_reverse
 
-        major, minor = (int(x) for x in triton.__version__.split(".")[:2])
-        if (major, minor) not in _VERSIONS:
-            return None
-        from fla.ops._delta.kernels.scalar_groups import groups_scan
-        from fla.ops._delta.kernels.scalar_groups_reverse import groups_reverse
-    except ImportError:
-        return None
     return Launcher(groups_scan), Launcher(groups_reverse)
 
 
@@ -46,7 +38,7 @@ def serve(call: ScalarCall, again: bool = False) -> bool:
         and p.descriptors
         and call.part == 0
         and call.segments == 1
-        and _kernels() is not None
+        and gluon.why_not() is None
     )
 
 
@@ -63,27 +55,32 @@ def _inputs(
     )  # fmt: skip
 
 
-def _run(call: ScalarCall, key: tuple[Any, ...], which: int, meta: dict[str, Any], rings: tuple[int, int]) -> Fixed:
-    run = call.launches.get(key)
-    if run is None:
-        kernels = _kernels()
-        assert kernels is not None
-        meta = {
-            "K": call.shape.K, "V": call.shape.V, "C": _C, **meta, "VFIRST": call.v_first, "VARLEN": call.table.varlen,
-            "TAIL": call.tail, "NA": rings[0], "NB": rings[1], "NC": call.plan.groups,
-        }  # fmt: skip
-        run = call.launches[key] = kernels[which].fix(meta, _OPTIONS)
-    return run
+def _run(
+    call: ScalarCall, key: tuple[Any, ...], which: int, meta: dict[str, Any], rings: tuple[int, int],
+    args: tuple[Any, ...], given: tuple[Tensor | None, ...],
+) -> bool:  # fmt: skip
+    """Whether the pass was launched; if not, Triton's kernel has to do it."""
+    s, groups = call.shape, call.plan.groups
+    try:
+        run: Fixed | None = call.launches.get(key)
+        if run is None:
+            meta = {
+                "K": s.K, "V": s.V, "C": _C, **meta, "VFIRST": call.v_first, "VARLEN": call.table.varlen,
+                "TAIL": call.tail, "NA": rings[0], "NB": rings[1], "NC": groups,
+            }  # fmt: skip
+            run = call.launches[key] = _kernels()[which].fix(meta, _OPTIONS)
+        run(s.V // (_BV * groups) * s.HV * call.table.sequences, args, given)
+    except Exception as error:
+        if not gluon.gave_up(error):
+            raise
+        return False
+    return True
 
 
 def _rings(call: ScalarCall, wide: tuple[int, int]) -> tuple[int, int]:
     """Places of the two rings without a read key. Two steps on their way are faster than three where two groups work on
     whole chunks (0.255 ms against 0.279); the others were checked and timed with ``wide``."""
     return (2, 2) if call.plan.groups == 2 and not call.tail else wide
-
-
-def _grid(call: ScalarCall) -> int:
-    return call.shape.V // (_BV * call.plan.groups) * call.shape.HV * call.table.sequences
 
 
 def _index(call: ScalarCall, sc: Tensor) -> tuple[Any, ...]:
@@ -94,8 +91,8 @@ def _index(call: ScalarCall, sc: Tensor) -> tuple[Any, ...]:
 def scan(
     call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, T: Tensor, A: Tensor, sc: Tensor, h0: Tensor | None,
     o: Tensor | None, ht: Tensor | None, S: Tensor | None, U: Tensor | None, read: Tensor | None,
-) -> None:  # fmt: skip
-    """`scalar.scan` into ``o``, ``ht``, ``S`` and ``U``, each None unless asked for."""
+) -> bool:  # fmt: skip
+    """`scalar.scan` into ``o``, ``ht``, ``S`` and ``U``, each None unless asked for; whether it was done."""
     t, s = call.table, call.shape
     tiles = t.chunks * s.HV
     inputs = _inputs(call, q, k, read, v, T, A, sc)
@@ -108,14 +105,14 @@ def scan(
     )  # fmt: skip
     rings = (3, 2) if read is not None else _rings(call, (3, 3))
     meta = {"OUT": o is not None, "SAVE": S is not None, "READ": read is not None}
-    _run(call, ("groups", *meta.values()), 0, meta, rings)(_grid(call), args, (q, k, v, h0, t.cu))
+    return _run(call, ("groups", *meta.values()), 0, meta, rings, args, (q, k, v, h0, t.cu))
 
 
 def reverse(
     call: ScalarCall, q: Tensor, k: Tensor, do: Tensor, T: Tensor, A: Tensor, sc: Tensor, dht: Tensor | None,
     dh0: Tensor | None, dv: Tensor, X: Tensor, read: Tensor | None,
-) -> None:  # fmt: skip
-    """`scalar.reverse` into ``dv`` and ``X``; fills ``dh0`` where given."""
+) -> bool:  # fmt: skip
+    """`scalar.reverse` into ``dv`` and ``X``, and ``dh0`` where given; whether it was done."""
     t, s = call.table, call.shape
     args = (
         *_inputs(call, q, k, read, do, T, A, sc), dv, descriptor(dv, s.B * s.T, s.HV * s.V, _C, _BV),
@@ -124,4 +121,4 @@ def reverse(
     )  # fmt: skip
     rings = (2, 2) if read is not None else _rings(call, (2, 3))
     meta = {"READ": read is not None}
-    _run(call, ("groups reverse", *meta.values()), 1, meta, rings)(_grid(call), args, (q, k, do, dht, dh0, t.cu))
+    return _run(call, ("groups reverse", *meta.values()), 1, meta, rings, args, (q, k, do, dht, dh0, t.cu))

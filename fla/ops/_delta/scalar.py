@@ -281,8 +281,8 @@ def scan(
         ht = torch.empty(state_shape(call, s), dtype=torch.float32, device=k.device)
     S = T.new_empty(tiles, s.V, s.K) if save else None
     U = T.new_empty(tiles, s.V, p.chunk) if save else None
-    if groups.serve(call, save and read is not None):
-        groups.scan(call, q, k, v, T, A, sc, h0, o, ht, S, U, read)
+    again = save and read is not None
+    if groups.serve(call, again) and groups.scan(call, q, k, v, T, A, sc, h0, o, ht, S, U, read):
         return o, ht, S, U
     args = _scan_args(call, q, k, v, T, A, sc, h0, entry, o, ht, S, U, call.segments, bv, read, long)
     run = _scan_run(call, bv, output, save, int(entry is not None), read is not None)
@@ -299,8 +299,7 @@ def reverse(
     s = call.shape
     dv = like(do, dtype=T.dtype)
     X = T.new_empty(call.table.chunks * s.HV, s.V, s.K)
-    if groups.serve(call):
-        groups.reverse(call, q, k, do, T, A, sc, dht, dh0, dv, X, read)
+    if groups.serve(call) and groups.reverse(call, q, k, do, T, A, sc, dht, dh0, dv, X, read):
         return dv, X
     entry = None
     if call.segments > 1:

@@ -15,7 +15,10 @@ pytest.importorskip("triton")
 import gluon_on_cpu
 from delta_reference import make_inputs
 from test_scalar import check, run
+from triton.compiler.errors import CompilationError
 
+from fla import settings
+from fla.ops._common import gluon
 from fla.ops._common.policy import CHIPS
 from fla.ops._delta import groups
 from fla.ops._delta.autograd import delta_rule
@@ -34,6 +37,8 @@ def kernels(monkeypatch):
     reverse = gluon_on_cpu.load(KERNELS / "scalar_groups_reverse.py", f"{NAME}_reverse")
     found = gluon_on_cpu.OnCpu(scan.groups_scan), gluon_on_cpu.OnCpu(reverse.groups_reverse)
     monkeypatch.setattr(groups, "_kernels", lambda: found)
+    monkeypatch.setattr(gluon, "_failed", [])
+    monkeypatch.setattr(gluon, "_against", lambda: None)
     yield found
     # A forward pass for each reverse pass; states are computed again here without a read key only.
     assert found[1].runs > 0
@@ -83,6 +88,44 @@ def test_what_is_not_finite_stays_in_its_sequence(kernels, read):
         found.append([t[:, :70] for t in (o, *torch.autograd.grad(o, list(y.values()), do))])
     for clean, other in zip(*found, strict=True):
         assert torch.equal(clean, other)
+
+
+class Failing:
+    def fix(self, meta, options):
+        def run(grid, args, given):
+            raise self.error
+
+        return run
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    monkeypatch.setattr(groups, "_kernels", lambda: (Failing(), Failing()))
+    monkeypatch.setattr(gluon, "_failed", [])
+    monkeypatch.setattr(gluon, "_against", lambda: None)
+    return Failing
+
+
+def test_a_kernel_that_does_not_compile_gives_way_to_triton(failing):
+    failing.error = CompilationError(None, None, "nothing of that name")
+    with pytest.warns(RuntimeWarning, match="nothing of that name"):
+        check(run(make_inputs(T=100, K=16, V=64), change=change(1)))
+    assert "nothing of that name" in gluon.why_not()
+
+
+def test_what_goes_wrong_while_a_kernel_runs_is_raised(failing):
+    failing.error = RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        run(make_inputs(T=100, K=16, V=64), change=change(1))
+    assert gluon.why_not() is None
+
+
+def test_the_setting_turns_them_off(monkeypatch):
+    monkeypatch.setattr(gluon, "_failed", [])
+    gluon._against.cache_clear()
+    with settings.override(FLA_CORE_GLUON=False):
+        assert gluon.why_not() == "FLA_CORE_GLUON is off"
+    gluon._against.cache_clear()
 
 
 def plan(chip="sm90", dtype=torch.bfloat16, K=128, V=128, heads=96):
