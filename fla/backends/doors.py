@@ -136,8 +136,9 @@ def open_door(
     if any(t not in (*_NUMBERS, type(None)) for i, t in enumerate(types) if i not in tensors):
         return
     place = {id(args[i]): i for i in tensors}
-    # One tensor given twice: which of the two is meant cannot be told.
-    if not tensors or len(place) < len(tensors) or any(x is not None and id(x) not in place for x in inputs):
+    # One tensor given twice: which of the two is meant cannot be told. One that does not reach what runs: its value may
+    # have decided something, as that of a flag given as a tensor.
+    if not tensors or len(place) < len(tensors) or {id(x) for x in inputs if x is not None} != place.keys():
         return
     places = tuple(None if x is None else place[id(x)] for x in inputs)
     door = doors.get(types)

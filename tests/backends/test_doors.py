@@ -134,6 +134,13 @@ def test_one_tensor_given_twice_opens_no_door(toy) -> None:
     assert seen.direct == 1
 
 
+def test_a_tensor_that_does_not_reach_what_runs_opens_no_door(toy) -> None:
+    fn, seen = toy
+    for _ in range(2):
+        fn(*given(), state_v_first=torch.tensor(True))
+    assert (seen.ran, seen.direct) == (2, 0)
+
+
 def test_subclasses_and_other_objects_pass_by(toy) -> None:
     fn, seen = toy
     fn(*given())

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from fla.ops._common.checks import static_facts
 
 # Arguments whose values are looked at, not only their shapes.
@@ -34,7 +36,8 @@ def unless_seen(
             if key in good:
                 return
         validate(*args, **kwargs)
-        if key is not None:
+        # A tensor of one number may be a flag, whose value decides.
+        if key is not None and not any(isinstance(x, Tensor) and x.numel() == 1 for x in (*args, *kwargs.values())):
             if len(good) >= _GOOD_AT_MOST:
                 good.clear()
             good.add(key)

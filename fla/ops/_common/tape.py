@@ -369,9 +369,9 @@ class KnownCalls:
         self.get = self._calls.get
 
     def add(self, key: tuple[Any, ...], call: Any) -> Known:
-        """Keep ``call``, unless its inputs, first in the key, were none that can be known."""
+        """Keep ``call``, unless its inputs, first in the key, were none that can be known, or a flag may change."""
         known = Known(call)
-        if key[0] is not None:
+        if key[0] is not None and not any(isinstance(flag, Tensor) for flag in key[1]):
             if len(self._calls) >= _CALLS_AT_MOST:
                 self._calls.clear()
             self._calls[key] = known

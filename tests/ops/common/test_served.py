@@ -64,3 +64,24 @@ def test_packed_sequences_are_checked_each_time() -> None:
         if DEVICE == "cpu":
             with pytest.raises(ValueError, match="cu_seqlens"):
                 fn(*x, cu_seqlens=torch.tensor([0, 8, T + 1]), **kw)
+
+
+def test_flags_given_as_tensors_are_read_each_time() -> None:
+    fn, names, _ = OPS["simple gla"]
+    x = given(names, False)
+    flag = torch.tensor(True)
+    with use_backend("triton"):
+        assert fn(*x, output_final_state=flag)[1] is not None
+        assert fn(*x, output_final_state=torch.tensor(False))[1] is None
+        flag.fill_(False)
+        assert fn(*x, output_final_state=flag)[1] is None
+
+
+def test_flags_given_as_tensors_are_checked_each_time() -> None:
+    fn, names, _ = OPS["gated delta rule"]
+    x = given(names, False)
+    on, off = torch.tensor([True]), torch.tensor([False])
+    with use_backend("triton"):
+        fn(*x, allow_neg_eigval=on, use_beta_sigmoid_in_kernel=on)
+        with pytest.raises(ValueError, match="allow_neg_eigval"):
+            fn(*x, allow_neg_eigval=on, use_beta_sigmoid_in_kernel=off)
