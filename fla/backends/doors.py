@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fla.backends import record
 from fla.settings import GENERATED
 
 _DOORS_AT_MOST = 32
@@ -48,15 +49,21 @@ def offer(run: Run, inputs: tuple[Any, ...], result: Any) -> None:
 
 
 def listen(core: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Offer | None]:
-    """``core(*args)``, and the one offer made meanwhile whose result is that of ``core``."""
-    around = thread.offers
+    """``core(*args)``, and the one offer made meanwhile whose result is that of ``core``.
+
+    None where ``core`` made a dispatched call, which has backends of its own to ask each time.
+    """
+    around, before = thread.offers, record.thread.decision
     offers: list[Offer] = []
-    thread.offers = offers
+    thread.offers, record.thread.decision = offers, None
     try:
         result = core(*args)
     finally:
+        nested = record.thread.decision is not None
         thread.offers = around
-    return result, offers[0] if len(offers) == 1 and offers[0][2] is result else None
+        if not nested:
+            record.thread.decision = before
+    return result, offers[0] if not nested and len(offers) == 1 and offers[0][2] is result else None
 
 
 class Door:
@@ -65,8 +72,6 @@ class Door:
     def __init__(self, names: Sequence[str], types: tuple[type, ...], places: tuple[int | None, ...]) -> None:
         import torch
         from torch.autograd import forward_ad
-
-        from fla.backends import record
 
         self.places = places
         self._calls: dict[Any, Any] = {}

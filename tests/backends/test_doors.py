@@ -204,6 +204,25 @@ def test_results_made_out_of_what_ran_open_no_door() -> None:
     assert not doors.asked()
 
 
+def test_what_a_dispatched_call_inside_ran_opens_no_door(toy) -> None:
+    fn, seen = toy
+    fn.op._values_of = None  # does not listen itself
+    fn(*given())
+    before = last_decision()
+    inputs = given()
+    _, offered = doors.listen(fn, tuple(inputs))
+    assert offered is None
+    assert seen.ran == 2
+
+    def core(*args) -> None:
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        doors.listen(core, ())
+    assert last_decision() is before
+    assert not doors.asked()
+
+
 def test_no_door_holds_on_to_tensors(toy) -> None:
     import gc
     import weakref

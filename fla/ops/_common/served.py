@@ -22,7 +22,7 @@ def served(run: Callable[..., Any], inputs: tuple[Any, ...], *static: Any) -> An
         chip = None if first.is_cuda else chip_of(device)
 
         def again(inputs: tuple[Any, ...]) -> Any:
-            if chip is not None and chip_of(device) is not chip:
+            if chip is not None and chip_of(device) != chip:
                 return None
             with on_device(inputs[0]):
                 return run(inputs, *static)

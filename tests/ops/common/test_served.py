@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
 from fla.backends import use_backend
+from fla.ops._common.policy import CHIPS, describe_chip
 from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 from fla.ops.gla import chunk_gla
 from fla.ops.kda import chunk_kda
@@ -52,6 +55,26 @@ def test_the_second_call_asks_nobody_and_gives_the_same(op, grad, monkeypatch) -
             for a, b in zip(results(x), same, strict=True):
                 assert torch.equal(a, b)
     assert not asked
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="tensors of the CPU run on Triton in the interpreter only")
+def test_what_chip_a_device_stands_for_is_part_of_a_call(monkeypatch) -> None:
+    fn, names, _ = OPS["gla"]
+    x = [t.cpu() for t in given(names, False)]
+    asked: list[str] = []
+    choose = fn.op.choose
+    monkeypatch.setattr(fn.op, "choose", lambda *args: [asked.append("choose"), choose(*args)][1])
+    chip = CHIPS["interpreter"]
+    try:
+        with use_backend("triton"):
+            fn.op.invalidate()
+            for sms, times in ((1, 1), (2, 2), (2, 2)):
+                # An equal description of its own at each question.
+                describe_chip("cpu", lambda device, sms=sms: replace(chip, sms=sms))
+                fn(*x)
+                assert len(asked) == times
+    finally:
+        describe_chip("cpu", None)
 
 
 def test_packed_sequences_are_checked_each_time() -> None:
