@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fla.ops._common.single import once
+from fla.ops._common.single import unbatched
 
 _on_host: dict[int, tuple[weakref.ref[Tensor], int, tuple[int, ...]]] = {}
 
@@ -49,10 +49,10 @@ class _Gather(torch.autograd.Function):
         return _take(x, index)
 
     @staticmethod
-    @once
+    @unbatched
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
-        _, inverse = ctx.saved_tensors
-        return _take(dy, inverse), None, None
+        index, inverse = ctx.saved_tensors
+        return _Gather.apply(dy, inverse, index), None, None
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:

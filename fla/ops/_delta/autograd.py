@@ -14,7 +14,7 @@ from fla.ops._common.first_call import first_call
 from fla.ops._common.launch import aligned, on_device
 from fla.ops._common.room import carve, like, room_for, total
 from fla.ops._common.served import served
-from fla.ops._common.single import applied, once
+from fla.ops._common.single import applied, once, savable
 from fla.ops._common.tape import Known, KnownCalls, look
 from fla.ops._delta import scalar
 from fla.ops._delta.scalar import Passed, ScalarCall
@@ -95,7 +95,7 @@ class ScalarDelta(torch.autograd.Function):
         dt_bias: Tensor | None, h0: Tensor | None, read: Tensor | None, cu: Tensor | None, known: Known,
         final: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        inputs = (q, k, v, g, beta, A_log, dt_bias, h0, read, cu)
+        inputs = (q, k, v, g, beta, A_log, dt_bias, h0, read, savable(cu))
         o, ht, *saved = known.run("forward", _forward, inputs, final, True)
         ctx.save_for_backward(*inputs, *saved, o if known.call.keeps_output else None)
         ctx.known = known

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fla.ops._common.gates import compute_dtype, without_autocast
-from fla.ops._common.single import once
+from fla.ops._common.single import once, probes
 from fla.ops._common.varlen import ChunkPlan, longest_sequence, plan_chunks
 from fla.ops._delta.rows import Decay, DeltaRow, Operands, ReadTime
 from fla.ops._delta.torch_decay import DecayGradient, DecayTree, for_rows, from_rows
@@ -186,6 +186,7 @@ class _DeltaChunks(torch.autograd.Function):
             kept += _Kept(scores, inverse, written, h[part], head, tail, factors)
         ctx.slabs, ctx.scale, ctx.exclusive = slabs, scale, exclusive
         ctx.save_for_backward(*x, *kept)
+        ctx.probes = probes(state)
         ctx.mark_non_differentiable(h)
         return o, final, h
 

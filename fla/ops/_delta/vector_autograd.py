@@ -13,7 +13,7 @@ from fla.ops._common.device_index import known_table
 from fla.ops._common.first_call import first_call
 from fla.ops._common.launch import aligned, on_device
 from fla.ops._common.room import like
-from fla.ops._common.single import applied, once
+from fla.ops._common.single import applied, once, savable
 from fla.ops._common.tape import Known
 from fla.ops._delta.vector_work import VectorCall, Work
 
@@ -130,7 +130,7 @@ class VectorDelta(torch.autograd.Function):
         known: Known,
         final: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        inputs = (q, k, v, g, beta, a_log, dt_bias, h0, cu_seqlens)
+        inputs = (q, k, v, g, beta, a_log, dt_bias, h0, savable(cu_seqlens))
         o, ht, *saved = known.run("forward", _forward, inputs, final)
         # Only what the norms take away from the gradients needs the output; one that is not saved may be written to.
         ctx.save_for_backward(*inputs, o if known.call.norm else None, *saved)

@@ -14,7 +14,7 @@ from fla.ops._common.first_call import first_call
 from fla.ops._common.launch import aligned, on_device
 from fla.ops._common.room import like
 from fla.ops._common.served import served
-from fla.ops._common.single import applied, once
+from fla.ops._common.single import applied, once, savable
 from fla.ops._common.tape import Known, KnownCalls, look, refuse_transforms
 from fla.ops._linear import scalar
 from fla.ops._linear.kernels.scalar_scan import HEAD_DECAY, NO_DECAY, TOKEN_DECAY
@@ -63,7 +63,7 @@ class ScalarLinear(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gamma: Tensor | None, h0: Tensor | None,
         cu: Tensor | None, known: Known, final: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        inputs = (q, k, v, g, gamma, h0, cu)
+        inputs = (q, k, v, g, gamma, h0, savable(cu))
         o, ht, *saved = known.run("forward", _forward, inputs, final, True)
         ctx.save_for_backward(*inputs, *saved)
         ctx.known = known

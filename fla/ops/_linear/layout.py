@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fla.ops._common.single import unbatched
 from fla.ops._common.varlen import ChunkPlan
 
 __all__ = ["to_chunks", "to_tokens"]
@@ -65,6 +66,7 @@ class _ToChunks(torch.autograd.Function):
         return _copy_to_chunks(x, plan, dtype)
 
     @staticmethod
+    @unbatched
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return to_tokens(grad, ctx.plan, ctx.dtype), None, None
 
@@ -76,5 +78,6 @@ class _ToTokens(torch.autograd.Function):
         return _copy_to_tokens(x, plan, dtype)
 
     @staticmethod
+    @unbatched
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return to_chunks(grad, ctx.plan, ctx.dtype), None, None

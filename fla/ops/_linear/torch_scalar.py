@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fla.ops._common.gates import without_autocast
-from fla.ops._common.single import once
+from fla.ops._common.single import once, probes
 from fla.ops._common.varlen import ChunkPlan
 from fla.ops._linear.state_pass import pass_gradients, pass_states
 
@@ -94,6 +94,7 @@ class ScalarChunks(torch.autograd.Function):
         ctx.plan, ctx.scale, ctx.has_initial = plan, scale, initial is not None
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, scores, states, tile, from_start)
+        ctx.probes = probes(g, initial)
         return o, final
 
     @staticmethod

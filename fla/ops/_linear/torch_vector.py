@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fla.ops._common.gates import without_autocast
-from fla.ops._common.single import once
+from fla.ops._common.single import once, probes
 from fla.ops._common.varlen import ChunkPlan
 from fla.ops._linear.state_pass import pass_gradients, pass_states
 
@@ -255,6 +255,7 @@ class VectorChunks(torch.autograd.Function):
         initial: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         heads = q.shape[:2]
+        ctx.probes = probes(q, k, v, initial)
         q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
         n, C, K = q.shape
         o = torch.empty_like(v)

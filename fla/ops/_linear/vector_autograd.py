@@ -13,7 +13,7 @@ from fla.ops._common.first_call import first_call
 from fla.ops._common.launch import aligned, on_device
 from fla.ops._common.room import like
 from fla.ops._common.served import served
-from fla.ops._common.single import applied, once
+from fla.ops._common.single import applied, once, savable
 from fla.ops._common.tape import Body, Known, KnownCalls, look
 from fla.ops._linear.vector import VectorCall, Work
 
@@ -114,7 +114,7 @@ class KeyDecay(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, u: Tensor | None, h0: Tensor | None, cu: Tensor | None,
         known: Known, final: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        inputs = (q, k, v, g, u, h0, cu)
+        inputs = (q, k, v, g, u, h0, savable(cu))
         o, ht, *saved = known.run("forward", _keys, inputs, final, True)
         ctx.save_for_backward(*inputs, *saved)
         ctx.known = known
@@ -149,7 +149,7 @@ class ValueDecay(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, h0: Tensor | None, cu: Tensor | None, known: Known,
         final: bool, softmax: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        inputs = (q, k, v, g, h0, cu)
+        inputs = (q, k, v, g, h0, savable(cu))
         o, ht, *saved = known.run("forward", _values, inputs, final, softmax, True)
         ctx.save_for_backward(*inputs, o if softmax else None, *saved)
         ctx.known = known

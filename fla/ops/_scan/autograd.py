@@ -14,7 +14,7 @@ from fla.ops._common.first_call import first_call
 from fla.ops._common.launch import Launcher, on_device
 from fla.ops._common.policy import Chip, chip_of
 from fla.ops._common.room import like
-from fla.ops._common.single import once
+from fla.ops._common.single import once, savable
 from fla.ops._common.tape import Body, refuse_transforms, taped
 from fla.ops._scan.kernels import scan_bwd_kernel, scan_fwd_kernel
 from fla.ops._scan.policy import DECODE_TOKENS, ScanPlan, scan_plan, stretches
@@ -175,7 +175,7 @@ class Scan(torch.autograd.Function):
         inputs = (x, g, h0, cu)
         _compile_ahead(inputs, final)
         o, ht = _run(_scan, inputs, final)
-        ctx.save_for_backward(g, o, h0, cu)
+        ctx.save_for_backward(g, o, h0, savable(cu))
         ctx.set_materialize_grads(False)
         return o, ht
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fla.ops._common.checks import check_floating, check_tensor
 from fla.ops._common.gates import compute_dtype
-from fla.ops._common.single import once
+from fla.ops._common.single import once, probes
 
 
 class _BetaSigmoid(torch.autograd.Function):
@@ -18,6 +18,7 @@ class _BetaSigmoid(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
         y = x.to(compute_dtype(x.dtype)).sigmoid()
         ctx.save_for_backward(y)
+        ctx.probes = () if scale == 1.0 else probes(x)
         ctx.scale, ctx.dtype = scale, x.dtype
         return y if scale == 1.0 else y * scale
 

@@ -7,10 +7,10 @@ import itertools
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from fla.backends import CallFacts, dispatch
 from fla.ops._common.gates import compute_dtype
+from fla.ops._common.single import transformed
 from fla.ops._common.varlen import host_offsets, plan_chunks
 from fla.ops.utils.index import prepare_chunk_offsets, prepare_lens, prepare_position_ids
 
@@ -20,13 +20,13 @@ _LONGEST_CHUNK, _LONGEST_ROW = 2048, 65536
 Answer = tuple[bool, str | None]
 
 
-_FORWARD_MODE = False, "the Triton kernels compute no forward-mode derivatives"
+_TRANSFORMED = False, "the Triton kernels compute no forward-mode derivatives and no torch.func transforms"
 
 
 def covers(x: Tensor) -> Answer:
     """What every Triton path here needs."""
-    if forward_ad._current_level >= 0:
-        return _FORWARD_MODE
+    if transformed():
+        return _TRANSFORMED
     if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         return False, f"the Triton kernels take float16, bfloat16 and float32, got {x.dtype}"
     return True, None
@@ -58,8 +58,8 @@ def covers_means_grad(dy: Tensor) -> Answer:
 
 def covers_moves(x: Tensor) -> Answer:
     """Rows are moved as they are, whatever they hold."""
-    if forward_ad._current_level >= 0:
-        return _FORWARD_MODE
+    if transformed():
+        return _TRANSFORMED
     if x.is_complex():
         return False, "Triton has no complex numbers"
     return True, None

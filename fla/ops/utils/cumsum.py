@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fla.backends import needs_backward
 from fla.ops._common import checks
+from fla.ops._common.single import unbatched
 from fla.ops.utils.core import global_sums, local_sums
 
 __all__ = [
@@ -49,6 +50,7 @@ class _Sums(torch.autograd.Function):
         return run(x, reverse, dtype)
 
     @staticmethod
+    @unbatched
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         return _sums(grad, ctx.run, not ctx.reverse, ctx.dtype), None, None, None
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from fla.backends import needs_backward
 from fla.ops._common import checks
 from fla.ops._common.checks import ArgumentError
+from fla.ops._common.single import savable, unbatched
 from fla.ops.utils.core import pack, unpack
 from fla.ops.utils.index import prepare_lens
 
@@ -20,11 +21,12 @@ __all__ = ["pack_sequence", "unpack_sequence"]
 class _Pack(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cu_seqlens: Tensor, left: bool, total: int) -> Tensor:
-        ctx.save_for_backward(cu_seqlens)
+        ctx.save_for_backward(savable(cu_seqlens))
         ctx.left, ctx.width = left, x.shape[1]
         return pack(x, cu_seqlens, left, total)
 
     @staticmethod
+    @unbatched
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None]:
         return _Unpack.apply(dy, *ctx.saved_tensors, ctx.left, ctx.width), None, None, None
 
@@ -32,11 +34,12 @@ class _Pack(torch.autograd.Function):
 class _Unpack(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cu_seqlens: Tensor, left: bool, width: int) -> Tensor:
-        ctx.save_for_backward(cu_seqlens)
+        ctx.save_for_backward(savable(cu_seqlens))
         ctx.left, ctx.total = left, x.shape[0]
         return unpack(x, cu_seqlens, left, width)
 
     @staticmethod
+    @unbatched
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None]:
         return _Pack.apply(dy, *ctx.saved_tensors, ctx.left, ctx.total), None, None, None
 

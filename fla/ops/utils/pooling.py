@@ -11,7 +11,7 @@ from torch import Tensor
 from fla.backends import needs_backward
 from fla.ops._common import checks
 from fla.ops._common.checks import ArgumentError
-from fla.ops._common.single import once
+from fla.ops._common.single import once, savable
 from fla.ops.utils.core import chunk_means, chunk_means_grad
 
 __all__ = ["mean_pooling"]
@@ -21,7 +21,7 @@ class _Means(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, chunk: int, cu_seqlens: Tensor | None) -> Tensor:
         ctx.shape, ctx.chunk = x.shape, chunk
-        ctx.save_for_backward(cu_seqlens)
+        ctx.save_for_backward(savable(cu_seqlens))
         return chunk_means(x, chunk, cu_seqlens)
 
     @staticmethod

@@ -45,6 +45,27 @@ def test_transforms_say_that_they_are_not_supported():
             transform(lambda x: twice(x, 2.0).sum())(torch.randn(3))
 
 
+def _penalty(loss, x):
+    (dx,) = torch.autograd.grad(loss(twice(x, 2.0)), x, create_graph=True)
+    return x.sum() + dx.square().sum()
+
+
+@pytest.mark.parametrize("loss", [torch.sum, lambda y: y.square().sum()])
+def test_a_second_derivative_is_refused_whoever_asks(loss):
+    x = torch.randn(3, requires_grad=True)
+    with pytest.raises(RuntimeError, match="_TwiceBackward"):
+        torch.autograd.grad(_penalty(loss, x), x)
+
+
+def test_saved_tensors_are_unpacked_once():
+    x, unpacked = torch.randn(3, requires_grad=True), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: unpacked.append(x) or x):
+        y = twice(x, 2.0)
+    (dx,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    assert torch.equal(dx, torch.full((3,), 2.0))
+    assert len(unpacked) == 1
+
+
 @pytest.mark.parametrize("loss", [torch.sum, lambda y: y.square().sum()])
 def test_a_second_derivative_is_refused_not_dropped(loss):
     x = torch.randn(3, requires_grad=True)
