@@ -6,6 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fla.ops._common.single import transformed
+
 Answer = bool | tuple[bool, str]
 
 # Subclasses (DTensor and others) have their own idea of where their numbers are.
@@ -13,11 +15,14 @@ _PLAIN = frozenset({Tensor, nn.Parameter})
 DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32})
 
 _SUBCLASS: Answer = (False, "the Triton kernels take plain tensors, not subclasses")
+TRANSFORMED = False, "the Triton kernels compute no forward-mode derivatives and no torch.func transforms"
 WRONG_DTYPE: Answer = (False, "the Triton kernels take float16, bfloat16 and float32; other dtypes run in PyTorch")
 
 
 def covers_plain(*tensors: Tensor | None) -> Answer:
-    """Plain tensors of dtypes up to 32 bits."""
+    """Plain tensors of dtypes up to 32 bits, outside transforms."""
+    if transformed():
+        return TRANSFORMED
     for t in tensors:
         if t is not None:
             if type(t) not in _PLAIN:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fla.modules._dtype import autocast_dtype
 from fla.modules._plain import is_plain_linear
-from fla.ops._common.single import once
+from fla.ops._common.single import once, transformed
 
 __all__ = ["joinable", "joined", "linears"]
 
@@ -69,6 +69,7 @@ def joinable(x: Tensor, layers: Sequence[nn.Module]) -> bool:
         and x.requires_grad
         and x.device.type not in ("cpu", "meta")
         and not torch.compiler.is_compiling()
+        and not transformed()
         and len(layers) > 1
         and all(is_plain_linear(layer) and type(layer.weight) is nn.Parameter for layer in layers)
     )

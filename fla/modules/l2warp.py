@@ -13,23 +13,21 @@ from fla.modules._dtype import upcast
 __all__ = ["L2Wrap", "l2_warp"]
 
 
-class L2Wrap(torch.autograd.Function):
-    """Autograd of :func:`l2_warp`."""
+class _Warp(torch.autograd.Function):
+    """``loss``; keeps the largest logits and where they are, of which a second derivative is made of, too."""
 
     @staticmethod
-    def forward(ctx: Any, loss: Tensor, logits: Tensor, l2_penalty_factor: float = 1e-4) -> Tensor:
-        # The largest logits are all that is needed later: the logits themselves may be overwritten by then.
-        value, column = logits.max(-1, keepdim=True)
+    def forward(ctx: Any, loss: Tensor, logits: Tensor, value: Tensor, column: Tensor, factor: float) -> Tensor:
+        # Not the logits: they may be overwritten by then.
         ctx.save_for_backward(value, column)
-        ctx.shape, ctx.dtype = logits.shape, logits.dtype
-        ctx.factor = l2_penalty_factor / max(1, value.numel())
+        ctx.shape, ctx.dtype, ctx.factor = logits.shape, logits.dtype, factor
         return loss.clone()
 
     @staticmethod
-    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
         value, column = ctx.saved_tensors
-        grad = value.new_zeros(ctx.shape).scatter_(-1, column, (upcast(value) * ctx.factor * dloss).to(ctx.dtype))
-        return dloss, grad, None
+        grad = (upcast(value) * ctx.factor * dloss).to(ctx.dtype)
+        return dloss, value.new_zeros(ctx.shape).scatter(-1, column, grad), None, None, None
 
 
 def l2_warp(loss: Tensor, logits: Tensor, l2_penalty_factor: float = 1e-4) -> Tensor:
@@ -40,4 +38,11 @@ def l2_warp(loss: Tensor, logits: Tensor, l2_penalty_factor: float = 1e-4) -> Te
         logits: ``[B, T, V]``.
         l2_penalty_factor: strength.
     """
-    return L2Wrap.apply(loss, logits, l2_penalty_factor)
+    value, column = logits.max(-1, keepdim=True)
+    return _Warp.apply(loss, logits, value, column, l2_penalty_factor / max(1, value.numel()))
+
+
+class L2Wrap:
+    """``apply(loss, logits, l2_penalty_factor)``: :func:`l2_warp`."""
+
+    apply = staticmethod(l2_warp)

@@ -74,7 +74,7 @@ def _backward(
 
 
 class Norm(torch.autograd.Function):
-    """``(y, stream)``, or ``y`` where no stream is returned; see `norm`. With ``passes`` the stream is ``x``."""
+    """``(y, stream)``, or ``y`` where there is no stream; see `norm`. With ``passes`` the stream is ``x``."""
 
     @staticmethod
     def forward(
@@ -86,12 +86,13 @@ class Norm(torch.autograd.Function):
             ctx.save_for_backward(x, w, b, g)
             ctx.res_dtype = None
         else:
-            # The rounded stream stands in for the sum: it is alive anyway wherever there is a next layer.
+            # The rounded stream stands in for the sum: it is alive anyway wherever there is a next layer. Always an
+            # output, as what is saved says on what a gradient depends.
             y, stream = _forward(x, w, b, res, g, call, res.dtype)
             ctx.save_for_backward(stream, w, b, g)
             ctx.res_dtype = res.dtype
         ctx.call, ctx.x_dtype = call, x.dtype
-        if stream_dtype is None and not passes:
+        if stream_dtype is None and res is None and not passes:
             return y
         ctx.set_materialize_grads(False)
         return y, x if passes else stream
@@ -130,6 +131,8 @@ def norm(
             out = _norm(x, w, b, res, g, call, stream_dtype, passes)
             if passes or stream_dtype is not None:
                 return out
+            if res is not None:
+                out = out[0]
         else:
             out, stream = _forward(x, w, b, res, g, call, stream_dtype)
             if stream is not None:
@@ -153,7 +156,7 @@ class NormLinear(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         with torch.autocast(x.device.type, enabled=False):
             out = F.linear(y.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
-        return out, None if stream_dtype is None else stream
+        return out, None if stream_dtype is None and res is None else stream
 
     @staticmethod
     @once

@@ -11,6 +11,7 @@ from torch import Tensor
 from fla.modules._shift.kernels import shift_kernel
 from fla.ops._common.launch import Launcher, on_device
 from fla.ops._common.policy import pow2
+from fla.ops._common.single import once
 
 _shift = Launcher(shift_kernel)
 
@@ -62,7 +63,7 @@ class Shift(torch.autograd.Function):
         return shift(x, cache, cu, False, output_cache)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once
     def backward(ctx: Any, dy: Tensor | None, dout: Tensor | None = None) -> tuple[Tensor | None, ...]:
         if dy is None and dout is None:
             return (None,) * 4

@@ -16,9 +16,11 @@ from torch import Tensor
 
 from fla.backends import CallFacts, add_builtin, dispatch
 from fla.backends.devices import has_module
+from fla.modules._covers import TRANSFORMED
 from fla.modules._dtype import upcast
 from fla.modules.causal_conv1d.taps import convolve
 from fla.ops._common.checks import ArgumentError, check_choice, check_floating, check_same_device, check_varlen
+from fla.ops._common.single import transformed
 
 __all__ = ["causal_conv1d", "causal_conv1d_update", "causal_conv1d_update_states"]
 
@@ -113,6 +115,8 @@ def check_conv(
 
 
 def covers_conv(x: Tensor, weight: Tensor) -> tuple[bool, str | None]:
+    if transformed():
+        return TRANSFORMED
     if x.dtype == torch.float64:
         return False, "the Triton kernels compute in float32, float64 runs in PyTorch"
     if weight.shape[-1] > MAX_TAPS:
@@ -203,6 +207,8 @@ def causal_conv1d(
 
 
 def _covers_update(x: Tensor, cache: Tensor) -> tuple[bool, str | None]:
+    if transformed():
+        return TRANSFORMED
     if torch.float64 in (x.dtype, cache.dtype):
         return False, "the Triton kernels compute in float32, float64 runs in PyTorch"
     return True, None

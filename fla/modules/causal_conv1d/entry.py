@@ -11,7 +11,7 @@ from torch import Tensor
 from fla.modules._written import written
 from fla.modules.causal_conv1d import launch
 from fla.ops._common.launch import on_device
-from fla.ops._common.single import applied, once
+from fla.ops._common.single import applied, once, savable
 
 
 def _forward_body(
@@ -97,7 +97,7 @@ class _Conv(torch.autograd.Function):
         activation: str | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        ctx.save_for_backward(x, weight, bias, initial_state, cu_seqlens)
+        ctx.save_for_backward(x, weight, bias, initial_state, savable(cu_seqlens))
         ctx.activation = activation
         ctx.residual = None if residual is None else residual.dtype
         ctx.set_materialize_grads(False)

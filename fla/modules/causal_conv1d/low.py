@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from fla.backends import dispatch
 from fla.modules.causal_conv1d.conv import FACTS, causal_conv1d, check_conv, covers_conv
 from fla.ops._common.checks import ArgumentError
+from fla.ops._common.single import once, savable
 
 __all__ = ["CausalConv1dFunction", "causal_conv1d_bwd", "causal_conv1d_fwd"]
 
@@ -155,7 +155,7 @@ class CausalConv1dFunction(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         if weight is None:
             raise ArgumentError("`weight` [D, W] must be given, got None.")
-        ctx.save_for_backward(x, weight, bias, residual, initial_state, cu_seqlens)
+        ctx.save_for_backward(x, weight, bias, residual, initial_state, savable(cu_seqlens))
         ctx.activation, ctx.cu_seqlens_cpu = activation, cu_seqlens_cpu
         ctx.set_materialize_grads(False)
         return causal_conv1d_fwd(
@@ -163,7 +163,7 @@ class CausalConv1dFunction(torch.autograd.Function):
         )
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, dy: Tensor | None, dht: Tensor | None = None) -> tuple[Tensor | None, ...]:
         x, weight, bias, residual, state, cu_seqlens = ctx.saved_tensors
         grads = causal_conv1d_bwd(

@@ -11,11 +11,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from fla.modules._dtype import upcast
+from fla.ops._common.single import transformed, unbatched
 
 __all__ = ["convolve"]
+
+
+def _plain(buffer: Tensor, weight: Tensor) -> Tensor:
+    """What PyTorch differentiates by itself: twice, forwards, and in transforms."""
+    u = upcast(buffer)
+    rows = u.shape[1] - weight.shape[1] + 1
+    y = u[:, :rows] * weight[:, 0]
+    for i in range(1, weight.shape[1]):
+        y = y + u[:, i : i + rows] * weight[:, i]
+    return y
 
 
 class _Convolve(torch.autograd.Function):
@@ -31,9 +41,14 @@ class _Convolve(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @unbatched
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
         buffer, weight = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            wanted = [x for x, need in zip((buffer, weight), ctx.needs_input_grad, strict=True) if need]
+            found = iter(torch.autograd.grad(_plain(buffer, weight), wanted, dy, create_graph=True))
+            du, dw = (next(found) if need else None for need in ctx.needs_input_grad)
+            return du, dw
         u = upcast(buffer)
         taps = weight.t().to(u.dtype).contiguous()
         rows = dy.shape[1]
@@ -58,4 +73,4 @@ def convolve(buffer: Tensor, weight: Tensor) -> Tensor:
     Returns:
         ``[B, R - W + 1, D]`` in the accumulation dtype of ``buffer`` (float32 for 16-bit inputs).
     """
-    return _Convolve.apply(buffer, weight)
+    return (_plain if transformed() else _Convolve.apply)(buffer, weight)

@@ -17,10 +17,12 @@ from torch import Tensor
 
 from fla.backends import CallFacts, dispatch
 from fla.modules._checks import check_beside
+from fla.modules._covers import TRANSFORMED
 from fla.modules._dtype import accumulation_dtype
 from fla.modules._loss import torch_rows
 from fla.modules._loss.torch_rows import shard
 from fla.ops._common.checks import ArgumentError
+from fla.ops._common.single import once, transformed
 
 __all__ = [
     "CrossEntropyLossFunction",
@@ -56,6 +58,8 @@ _FACTS = CallFacts(
 
 def covers(logits: Tensor, ignore_index: int) -> tuple[bool, str | None]:
     """Verifier of the Triton path."""
+    if transformed():
+        return TRANSFORMED
     if logits.dtype == torch.float64:
         return False, "the Triton kernels compute in float32, float64 runs in PyTorch"
     if not -(2**31) <= ignore_index < 2**31:
@@ -157,6 +161,7 @@ class _CrossEntropy(torch.autograd.Function):
         return loss, z_loss
 
     @staticmethod
+    @once
     def backward(ctx: Any, dloss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         logits, target, lse = ctx.saved_tensors
         # Writing over the saved logits is what the caller asked for; detached, autograd does not object.

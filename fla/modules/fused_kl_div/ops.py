@@ -8,16 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from fla.backends import dispatch
 from fla.backends.devices import has_triton_driver
+from fla.modules._covers import TRANSFORMED
 from fla.modules._dtype import accumulation_dtype, autocast_dtype
 from fla.modules._facts import ROWS
 from fla.modules._loss.products import add_weight_grad, linear_, logits_buffer, token_chunks
 from fla.modules._loss.torch_rows import divergence_
 from fla.modules.fused_linear_cross_entropy.ops import fused_linear_cross_entropy_bwd
 from fla.ops._common.checks import ArgumentError, check_floating, check_same_device
+from fla.ops._common.single import once, probes, transformed
 
 __all__ = [
     "fused_kl_div_backward",
@@ -120,10 +121,11 @@ class _LinearKL(torch.autograd.Function):
         dx, dw = grad and ctx.needs_input_grad[0], grad and ctx.needs_input_grad[2]
         loss, *grads = run_chunks(x, target_x, weight, target_weight, reduction, fp32, dx, dw, divergence)
         ctx.save_for_backward(*grads)
+        ctx.probes = probes(x, weight)
         return loss
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
         dx, dw = fused_kl_div_bwd(do, *ctx.saved_tensors)
         return dx, None, dw, None, None, None, None, None
@@ -175,6 +177,8 @@ def _outputs(x: Tensor) -> Tensor:
 
 
 def _covers(x: Tensor, target_x: Tensor) -> tuple[bool, str | None]:
+    if transformed():
+        return TRANSFORMED
     if torch.float64 in (x.dtype, target_x.dtype):
         return False, "the Triton kernels compute in float32, float64 runs in PyTorch"
     return True, None

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from fla.backends import dispatch
 from fla.backends.devices import has_triton_driver
@@ -24,6 +23,7 @@ from fla.modules._loss import torch_rows
 from fla.modules._loss.products import add_weight_grad, linear_, logits_buffer, token_chunks
 from fla.modules.fused_cross_entropy.ops import check_target, covers
 from fla.ops._common.checks import ArgumentError, check_choice
+from fla.ops._common.single import once
 
 __all__ = [
     "fused_linear_cross_entropy_backward",
@@ -213,7 +213,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
         # The gradients are handed out, not copied. A retained graph that is run again computes them again.
         grads, ctx.grads = ctx.grads, None

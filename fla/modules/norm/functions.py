@@ -15,6 +15,7 @@ from torch import Tensor
 from fla.modules._dtype import autocast_dtype
 from fla.modules.norm.passes import linear_pass_back, norm_pass, norm_pass_back
 from fla.ops._common.checks import ArgumentError
+from fla.ops._common.single import once, probes
 
 __all__ = [
     "L2NormFunction",
@@ -198,7 +199,7 @@ class L2NormFunction(torch.autograd.Function):
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         y, rstd = ctx.saved_tensors
         return l2norm_bwd(y, rstd, dy).to(ctx.dtype), None, None
@@ -223,6 +224,7 @@ def _run(
             out = F.linear(out.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
     ctx.save_for_backward(stream, g, w, b, mean, rstd, *(linear or ()))
     ctx.rule = activation, rms, groups, residual is not None, x.dtype, dtype, linear is not None
+    ctx.probes = probes(x, residual)
     ctx.set_materialize_grads(False)
     if not prenorm:
         return out
@@ -276,7 +278,7 @@ class LayerNormFunction(torch.autograd.Function):
         )  # fmt: skip
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once
     def backward(ctx: Any, dy: Tensor | None, dstream: Tensor | None = None) -> tuple[Any, ...]:
         dx, _, dw, db, dres, _, _ = _run_back(ctx, dy, dstream)
         return _like(dx, ctx.shape), dw, db, _like(dres, ctx.shape), None, None, None, None, None
@@ -308,7 +310,7 @@ class LayerNormLinearFunction(torch.autograd.Function):
         )  # fmt: skip
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once
     def backward(ctx: Any, dout: Tensor | None, dstream: Tensor | None = None) -> tuple[Any, ...]:
         dx, _, dw, db, dres, d_weight, d_bias = _run_back(ctx, dout, dstream)
         dx, dres = _like(dx, ctx.shape), _like(dres, ctx.shape)
@@ -338,7 +340,7 @@ class LayerNormGatedFunction(torch.autograd.Function):
         )  # fmt: skip
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once
     def backward(ctx: Any, dy: Tensor | None, dstream: Tensor | None = None) -> tuple[Any, ...]:
         dx, dg, dw, db, dres, _, _ = _run_back(ctx, dy, dstream)
         dx, dg, dres = (_like(t, ctx.shape) for t in (dx, dg, dres))
@@ -370,7 +372,7 @@ class LayerNormGatedLinearFunction(torch.autograd.Function):
         )  # fmt: skip
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once
     def backward(ctx: Any, dout: Tensor | None, dstream: Tensor | None = None) -> tuple[Any, ...]:
         dx, dg, dw, db, dres, d_weight, d_bias = _run_back(ctx, dout, dstream)
         dx, dg, dres = (_like(t, ctx.shape) for t in (dx, dg, dres))

@@ -13,7 +13,7 @@ from fla.modules._written import written
 from fla.modules.rotary.kernels import rotary_kernel
 from fla.ops._common.launch import Fixed, Launcher, on_device
 from fla.ops._common.policy import pow2
-from fla.ops._common.single import applied, once
+from fla.ops._common.single import applied, once, savable
 
 # Channel pairs of a tile, and warps: 16 pairs a thread, in vectors of 16 bytes.
 PAIRS = 2048
@@ -145,7 +145,7 @@ class Rotary(torch.autograd.Function):
         # Tables have no gradient and are replaced, never written to: no need to save them as graph tensors.
         tensor = offsets if isinstance(offsets, Tensor) else None
         if tensor is not None or cu_seqlens is not None:
-            ctx.save_for_backward(tensor, cu_seqlens)
+            ctx.save_for_backward(savable(tensor), savable(cu_seqlens))
         ctx.kept = tables, None if tensor is not None else offsets, interleaved, inplace, conjugate
         cos, sin, cos2, sin2 = tables
         assert cos is not None
