@@ -25,6 +25,14 @@ def is_grad_enabled() -> bool:
     return torch is not None and bool(torch.is_grad_enabled())
 
 
+def is_transforming() -> bool:
+    """Whether a ``torch.func`` transform or forward-mode differentiation is on."""
+    torch = loaded_torch()
+    if torch is None:
+        return False
+    return torch.autograd.forward_ad._current_level >= 0 or bool(torch._C._are_functorch_transforms_active())
+
+
 def has_module(name: str) -> bool:
     """Whether a module can be found. The module itself is not imported (parents of a dotted name are)."""
     try:

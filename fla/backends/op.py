@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fla import settings
-from fla.backends import faults, record
+from fla.backends import devices, faults, record
 from fla.backends import plan as plans
 from fla.backends.base import read_answer
 from fla.backends.discovery import DISCOVERY
@@ -27,6 +27,7 @@ from fla.backends.triton_path import TritonPath
 _ENTRIES_AT_MOST = 1024
 _PLANS_AT_MOST = 64
 _UNKNOWN: Any = object()
+_TRANSFORMED = False, "backends compute no forward-mode derivatives and no torch.func transforms"
 
 
 def _plan_key(context: settings.Context | None, watched: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -255,6 +256,10 @@ class DispatchedOp:
 
         This loop is the price of every verifier at every call, hence its shape.
         """
+        if candidates and devices.is_transforming():
+            # Their results would have lost what core's PyTorch keeps or refuses.
+            rejected += filter(None, (understand(self, candidate, _TRANSFORMED) for candidate in candidates))
+            return None
         for candidate in candidates:
             if candidate.missing and (name := _given(candidate, args)) is not None:
                 refusal = understand(self, candidate, (False, f"it does not take {name}"))
