@@ -236,9 +236,14 @@ def check(name: str, dev: str = "cuda") -> dict:
     lim = 1e-4 if dtype == F32 else 5e-3
     limits = {n: lim if n in ("o", "ht") or dtype == F32 else 2 * lim for n in ref}
     if same:
-        # Ill-conditioned: at most twice what 16-bit operands cost by themselves.
-        rounded = emulate(x, do, dht, dtype)
-        limits = {n: max(limits[n], 2 * ratio(rounded[n], ref[n])) for n in limits}
+        # Ill-conditioned: at most twice what 16-bit operands cost by themselves, the largest of a few draws, for it varies
+        # by three and more (dbeta 3.4e-3 to 1.2e-2, dg 7e-3 to 4.7e-2 in six).
+        for turn in range(3):
+            if turn:
+                do, dht = torch.randn_like(do), torch.randn_like(dht)
+                ref = with_gradients(x, do, dht, norm=norm, sigmoid=sigmoid, v_first=vf, cu=cu, before=before)
+            rounded = emulate(x, do, dht, dtype)
+            limits = {n: max(limits[n], 2 * ratio(rounded[n], ref[n])) for n in limits}
     wrong = [n for n, e in out["err"].items() if e > limits[n]]
     if wrong:
         out["wrong"] = wrong
