@@ -236,8 +236,8 @@ def check(name: str, dev: str = "cuda") -> dict:
     lim = 1e-4 if dtype == F32 else 5e-3
     limits = {n: lim if n in ("o", "ht") or dtype == F32 else 2 * lim for n in ref}
     if same:
-        # Ill-conditioned: at most twice what 16-bit operands cost by themselves, the largest of a few draws, for it varies
-        # by three and more (dbeta 3.4e-3 to 1.2e-2, dg 7e-3 to 4.7e-2 in six).
+        # Ill-conditioned: at most twice what 16-bit operands cost by themselves, the largest of a few draws, for it
+        # varies by three and more (dbeta 3.4e-3 to 1.2e-2, dg 7e-3 to 4.7e-2 in six).
         for turn in range(3):
             if turn:
                 do, dht = torch.randn_like(do), torch.randn_like(dht)
