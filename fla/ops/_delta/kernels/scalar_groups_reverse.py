@@ -128,7 +128,8 @@ def _compute(
         u = warpgroup_mma(r, ts.index(b), zero, use_acc=False, is_async=True)
         S, u = warpgroup_mma_wait(0, deps=[S, u])
         ck = factors.slice(1, 1, dim=0).load(small)
-        mbarrier.arrive(first_bars.index(NA + a), count=1)
+        if not READ:
+            mbarrier.arrive(first_bars.index(NA + a), count=1)
         w = gl.convert_layout((u * -ck).to(dt), left_b)
         S = warpgroup_mma(w, rs.index(b), S, is_async=True)
         dvs.index(W).permute((1, 0)).store(u.to(dt))
@@ -143,6 +144,9 @@ def _compute(
             fence_async_shared()
             gl.thread_barrier()
             tma.async_copy_shared_to_global(dvd, [row, h * V + v0], dvs.index(W))
+        if READ:
+            # Behind a barrier of the group: one thread says so for all, and each warp loaded the factors for itself.
+            mbarrier.arrive(first_bars.index(NA + a), count=1)
         S = warpgroup_mma_wait(0, deps=[S])
         mbarrier.arrive(rest_bars.index(NB + b), count=1)
         a, pa = onward(a, pa, NA)
