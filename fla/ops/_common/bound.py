@@ -57,10 +57,11 @@ def _blank(gluon: bool) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _layout(rows: int, cols: int, size: int) -> Any:
-    """How a block lies in shared memory: swizzled over rows of 128 bytes, or plain where it has fewer than 8 rows."""
+    """How a block lies in shared memory: swizzled over rows of 128 or 64 bytes, or plain where it has fewer than 8
+    rows."""
     from triton.experimental.gluon.language import NVMMASharedLayout
 
-    wide = 128 if rows >= 8 and cols * size % 128 == 0 else 0
+    wide = 0 if rows < 8 else 128 if cols * size % 128 == 0 else 64 if cols * size % 64 == 0 else 0
     return NVMMASharedLayout(swizzle_byte_width=wide, element_bitwidth=8 * size, rank=2)
 
 

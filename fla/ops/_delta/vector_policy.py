@@ -25,6 +25,7 @@ class VectorPlan:
             tile they read (grad_tma), and write all three results (out_tma).
         seekers: programs that look for chunks of strong gates, an odd number: their strides meet all heads.
         score: operand type of the scores, "bf16", "fp16" or "fp32".
+        groups: groups of four warps, 64 columns of V each, of the state passes in Gluon; 0: those passes are Triton's.
         prec: ``input_precision`` of fp32 products; gprec and iprec: of the sums of gates and of the inverse.
     """
 
@@ -54,6 +55,7 @@ class VectorPlan:
     scores: Launch
     grad: Launch
     merge: Launch
+    groups: int = 0
 
 
 @planned
@@ -157,4 +159,12 @@ def plan(
         scores=Launch(2, 1),
         grad=Launch(4, 1, 168 if three and chip.arch >= 90 else None),
         merge=Launch(4, 2),
+        groups=_groups(tma and chip.arch == 90 and dtype == "bfloat16", K, V, few),
     )
+
+
+def _groups(known: bool, K: int, V: int, few: bool) -> int:
+    """Two groups share the tiles, unless there are too few heads to fill the chip with pairs."""
+    if not known or K != 128 or V not in (128, 256):
+        return 0
+    return 1 if few else 2

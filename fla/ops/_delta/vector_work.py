@@ -17,6 +17,7 @@ from fla.ops._common.launch import Fixed, Launcher
 from fla.ops._common.parts import sum_parts
 from fla.ops._common.policy import Chip, Launch, chip_of, has_descriptors, pow2
 from fla.ops._common.room import Parts, carve, like, room_for, total
+from fla.ops._delta import vector_groups
 from fla.ops._delta.vector_launch import (
     ONES_TYPES,
     TL_TYPES,
@@ -391,6 +392,9 @@ class Work:
             return None
         p = self.plan
         kw: dict[str, Any] = {"o": o, "states": states, "save": save, "news": news, "ht": ht}
+        whole = save != 1 and (states is None) == (news is None)
+        if whole and vector_groups.serve(self) and vector_groups.scan(self, h0, o, ht, states, news):
+            return None
         if p.segments == 1:
             self._scan(h0=h0, split=0, steps=0, **kw)
             return None
@@ -439,6 +443,8 @@ class Work:
         dv = self.like(self.v) if dv is None else dv
         exits = self.new(n * 2 * p.vp, p.kp)
         ys = self.new(n * p.vp, 64)
+        if self.N > 0 and vector_groups.serve(self) and vector_groups.reverse(self, do, dv, exits, ys, dht, dh0):
+            return dv, ys, exits
         if self.N > 0 and p.segments == 1:
             self._scan_bwd(do, dv, exits, ys, dht, dh0, 0)
         elif self.N > 0:

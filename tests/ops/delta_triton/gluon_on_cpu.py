@@ -64,7 +64,7 @@ class Descriptor:
     def tile(self, coord: Any) -> torch.Tensor:
         """What of a block lies within the matrix."""
         r, c = (int(i) for i in coord)
-        assert 0 <= r < self.x.shape[0]
+        assert r >= 0
         assert 0 <= c <= self.x.shape[1] - self.block[1]
         return self.x[r : r + self.block[0], c : c + self.block[1]]
 
@@ -148,7 +148,8 @@ def _mma(a: Any, b: Any, acc: Any, *, use_acc: bool = True, is_async: bool = Fal
     left = a.x if isinstance(a, Shared) else a
     assert isinstance(b, Shared)
     assert left.dtype == b.x.dtype
-    assert not isinstance(acc, Product)
+    if isinstance(acc, Product):  # products into the same sum follow each other
+        acc = acc.value
     value = left.float() @ b.x.float()
     if use_acc:
         value = value + acc
@@ -224,10 +225,9 @@ def _copy_out(desc: Descriptor, coord: Any, src: Shared) -> None:
 
 
 def _store_wait(pendings: int = 0) -> None:
-    assert pendings == 0
-    for tile, x in _here.copies:
+    while len(_here.copies) > pendings:
+        tile, x = _here.copies.pop(0)
         tile.copy_(x)
-    _here.copies.clear()
 
 
 def _init(bar: Shared, count: int) -> None:
