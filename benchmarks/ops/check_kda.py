@@ -36,6 +36,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "bounded": ({"T": 512, "H": 4}, {"safe": True}),
     "bounded fp16": ({"T": 512, "H": 4, "dtype": HF}, {"safe": True}),
     "bounded, many heads": ({"T": 192, "H": 70, "B": 2}, {"safe": True}),
+    "ragged, many heads": ({"T": 200, "H": 70, "sequences": 1}, {"safe": True}),
+    "varlen, many heads": ({"T": 300, "H": 28, "sequences": 5}, {"safe": True, "cu": [0, 5, 5, 69, 200, 300]}),
+    "V256, many heads": ({"T": 200, "H": 40, "V": 256, "sequences": 1}, {"safe": True}),
+    "grouped values, many heads": ({"T": 200, "H": 35, "HV": 70, "sequences": 1}, {"safe": True}),
+    "kept states, many heads": ({"T": 512, "H": 70, "sequences": 1}, {"safe": True, "keep": True}),
     "gate, states, V first": (
         {**RAW, "T": 256, "H": 4, "sequences": 1, "v_first": True},
         {"lower": -5.0, "sigmoid": 2.0, "v_first": True},
