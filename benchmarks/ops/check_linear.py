@@ -37,7 +37,7 @@ L = Launch
 
 
 def fwd(launch: Launch, block_v: int) -> dict:
-    return {"forward": launch, "block_v": block_v}
+    return {"forward": launch, "block_v": block_v, "groups": 0}
 
 
 def sta(launch: Launch, block_v: int) -> dict:
@@ -75,6 +75,18 @@ CASES: dict[str, tuple[dict, dict]] = {
     "head decay many": ({"T": 200, "H": 70, "gate": "head"}, {}),
     "no decay many": ({"T": 200, "H": 70, "gate": None}, {}),
     "varlen vfirst": ({"T": 300, "H": 2, "cu": [0, 5, 5, 69, 200, 300], "initial": True, "v_first": True}, {}),
+    "many": ({"T": 512, "H": 70, "initial": True}, {}),
+    "many varlen": ({"T": 300, "H": 24, "cu": [0, 5, 5, 69, 200, 300], "initial": True}, {}),
+    "many V256": ({"T": 320, "H": 70, "V": 256, "initial": True, "v_first": True}, {}),
+    "many -1000": ({"T": 256, "H": 70, "low": -1000.0}, {}),
+    "head decay varlen vfirst": (
+        {"T": 300, "H": 24, "cu": [0, 5, 5, 69, 200, 300], "initial": True, "v_first": True, "gate": "head"},
+        {},
+    ),
+    "many Triton": ({"T": 300, "H": 70, "initial": True}, {"groups": 0}),
+    "few Triton": ({"T": 300, "H": 2, "cu": [0, 5, 5, 69, 200, 300], "initial": True}, {"groups": 0}),
+    "marks head Triton": ({"T": 500, "H": 70, "gate": "head", "initial": True}, {"marks": 3, "groups": 0}),
+    "marks none Triton": ({"T": 500, "H": 70, "gate": None, "initial": True}, {"marks": 3, "groups": 0}),
     "strong": ({"T": 256, "H": 2, "shift": -20.0}, {}),
     "strong fp16": ({"T": 200, "H": 2, "shift": -20.0, "dtype": HF, "K": 64, "initial": True}, {}),
     "-1000": ({"T": 256, "H": 2, "low": -1000.0}, {}),

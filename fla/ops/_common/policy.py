@@ -140,3 +140,13 @@ def stretches(programs: int, chip: Chip, chunks: int) -> int:
     while segments < 16 and programs * segments * 2 <= chip.sms and chunks >= 16 * segments * 2:
         segments *= 2
     return segments if segments >= 4 else 1
+
+
+def groups_for(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool) -> int:
+    """Groups of four warps, 64 columns of V each, in a program of kernels in Gluon; 0: there is none for such tiles.
+
+    Two groups share the tiles of keys, unless there are too few heads to fill the chip with pairs.
+    """
+    if chip.vendor != "nvidia" or chip.arch // 10 != 9 or dtype != torch.bfloat16 or K != 128 or V % 128:
+        return 0
+    return 1 if few else 2

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fla.ops._common.policy import Chip, Launch, planned, pow2, stretches
+from fla.ops._common.policy import Chip, Launch, groups_for, planned, pow2, stretches
 
 
 @dataclass(frozen=True)
@@ -130,15 +130,8 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool, norm
         again_v=again_v, prep_k=bk, grad_k=bk, grad_v=min(bv, 128), scores_v=min(bv, 64), prep=Launch(4, 1, 128),
         forward=forward, recompute=again, reverse=scan, grad=grad, scores=Launch(4), chip=chip,
         forward_step=forward_step,
-        groups=_groups(chip, dtype, K, V, few),
+        groups=groups_for(chip, dtype, K, V, few),
     )  # fmt: skip
-
-
-def _groups(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool) -> int:
-    """Two groups share the tiles of keys, unless there are too few heads to fill the chip with pairs."""
-    if chip.vendor != "nvidia" or chip.arch // 10 != 9 or dtype != torch.bfloat16 or K != 128 or V % 128:
-        return 0
-    return 1 if few else 2
 
 
 def _again_bytes(block_k: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fla.ops._common.policy import Chip, Launch, planned, pow2, stretches
+from fla.ops._common.policy import Chip, Launch, groups_for, planned, pow2, stretches
 
 # Up to here one launch token by token beats the chunked passes, whose tiles would be mostly padding (predicted).
 DECODE_TOKENS = 16
@@ -29,6 +29,8 @@ class ScalarPlan:
         thrice: whether gradients, where decays have none, are three scans, for which K and V must fit in one block.
         both: whether dv's scan and the pass over states share a launch, with both_v columns of V and both_stages
             stages for the states.
+        groups: groups of four warps, 64 columns of V each, of the forward scan in Gluon, whose ring has ``places``; 0:
+            that scan is Triton's.
         grad_k, grad_v: blocks of the chunk gradient.
         out_v: columns of V of a program of what is local to a chunk in outputs and in dv.
     """
@@ -53,6 +55,8 @@ class ScalarPlan:
     both: bool = False
     both_v: int = 64
     both_stages: int = 3
+    groups: int = 0
+    places: int = 2
 
 
 def scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, heads: int) -> ScalarPlan:
@@ -90,6 +94,7 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool) -> S
     return ScalarPlan(
         64, descriptors, chip.wide, one_scan, bk, block_v, min(bv, 64), grad_k, bv, bv, dv_scan, launch, launch,
         Launch(4, 3), Launch(4, 1), Launch(4), thrice=dv_scan and pow2(V) <= 128, both=dv_scan, both_v=min(bv, 64),
+        groups=groups_for(chip, dtype, K, V, few), places=3 if few else 2,
     )  # fmt: skip
 
 

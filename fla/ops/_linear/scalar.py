@@ -14,6 +14,7 @@ from fla.ops._common.device_index import ChunkTable, chunk_table, table_size
 from fla.ops._common.launch import Launcher, descriptor
 from fla.ops._common.policy import Chip, Launch, chip_of, pow2
 from fla.ops._common.room import carve, like, room_for, total
+from fla.ops._linear import groups
 from fla.ops._linear.kernels import scalar_states as kernel
 from fla.ops._linear.kernels.merge import merge_stretches
 from fla.ops._linear.kernels.scalar_backward import scalar_both, scalar_thrice
@@ -268,6 +269,8 @@ def forward(
         split = kernel.WHOLE if entry is None else kernel.STRETCH
         _run_states(call, decays, kernel.STATES, split, k=k, v=v, S=S, h0=h0, ht=ht, entry=entry)
         _run_out(call, q, k, v, S, decays, inverse, o, False)
+        return o, ht
+    if groups.serve(call, inverse) and groups.scan(call, q, k, v, decays, h0, entry, o, ht):
         return o, ht
     bk, bv = p.block_k, p.block_v
     args = (

@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
-from fla.ops._common.bound import Matrix
+from fla.ops._common import bound
 
 PATIENCE = 20.0
+COMMON = "fla.ops._common.groups_kernels"
 
 
 class Int(int):
@@ -239,6 +240,14 @@ def _where(c: Any, a: Any, b: Any) -> Any:
     return torch.where(c, a, b) if isinstance(c, torch.Tensor) else a if c else b
 
 
+def _least(a: Any, b: Any) -> Any:
+    return torch.clamp(a, max=b) if isinstance(a, torch.Tensor) else Int(min(a, b))
+
+
+def _most(a: Any, b: Any) -> Any:
+    return torch.clamp(a, min=b) if isinstance(a, torch.Tensor) else Int(max(a, b))
+
+
 def _layout(*args: Any, **kw: Any) -> None:
     return None
 
@@ -254,8 +263,8 @@ def _modules() -> dict[str, types.ModuleType]:
         "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int64": torch.int64,
         "program_id": lambda axis: Int(_pid), "arange": lambda a, b, layout=None: torch.arange(a, b),
         "zeros": lambda shape, dtype, layout=None: torch.zeros(shape, dtype=dtype), "load": _load, "store": _store,
-        "exp2": torch.exp2, "where": _where, "minimum": lambda a, b: Int(min(a, b)),
-        "maximum": lambda a, b: Int(max(a, b)), "zeros_like": torch.zeros_like, "int32": torch.int32,
+        "exp2": torch.exp2, "where": _where, "minimum": _least,
+        "maximum": _most, "zeros_like": torch.zeros_like, "int32": torch.int32,
         "BlockedLayout": _layout,
         "allocate_shared_memory": _smem, "static_range": range, "convert_layout": lambda x, layout: x,
         "thread_barrier": lambda: None, "warp_specialize": _specialize, "SliceLayout": _layout,
@@ -287,15 +296,22 @@ def _modules() -> dict[str, types.ModuleType]:
     }  # fmt: skip
 
 
+def _module(path: Path, name: str) -> types.ModuleType:
+    module = types.ModuleType(name)
+    exec(compile("from __future__ import annotations\n" + path.read_text(), str(path), "exec"), module.__dict__)
+    return module
+
+
 def load(path: Path, name: str) -> types.ModuleType:
     """The module at ``path`` with this Gluon instead of Triton's."""
     fakes = _modules()
     before = {n: sys.modules.get(n) for n in fakes}
     sys.modules.update(fakes)
     try:
-        module = types.ModuleType(name)
-        exec(compile("from __future__ import annotations\n" + path.read_text(), str(path), "exec"), module.__dict__)
-        return module
+        # What kernels share is imported by its name.
+        before[COMMON] = sys.modules.get(COMMON)
+        sys.modules[COMMON] = _module(Path(bound.__file__).with_name("groups_kernels.py"), COMMON)
+        return _module(path, name)
     finally:
         for n, m in before.items():
             if m is None:
@@ -316,7 +332,7 @@ class OnCpu:
             global _pid
             self.runs += 1
             ours = [
-                Descriptor(*a) if type(a) is Matrix else Pointer(a.view(-1)) if isinstance(a, torch.Tensor) else a
+                Descriptor(*a) if type(a) is bound.Matrix else Pointer(a.view(-1)) if isinstance(a, torch.Tensor) else a
                 for a in args
             ]
             for _pid in range(grid):

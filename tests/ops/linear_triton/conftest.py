@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "ops"))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(x) for x in (HERE.parents[2] / "benchmarks" / "ops", HERE.parent / "delta_triton", HERE)]
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from fla.ops._delta.kernels.scalar_groups import clear_rows, onward, places, ring, sequence_of, store_left
+from fla.ops._common.groups_kernels import clear_rows, onward, places, ring, sequence_of, store_left
 
 
 @gluon.jit

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: MIT
+# mypy: ignore-errors
+"""What kernels in Gluon share that have a warp that copies and groups of four warps that compute, for Hopper.
+
+Tiles go round a ring of places in shared memory. One barrier for each place says that its tiles are there, another that
+all groups are done with them.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+
+@gluon.jit
+def places(v0, K: gl.constexpr, V: gl.constexpr, VFIRST: gl.constexpr, layout: gl.constexpr):
+    """Offsets of 64 rows of the transposed state in one caller's state, `[K, V]` or `[V, K]`."""
+    rv = v0 + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
+    rk = gl.arange(0, K, layout=gl.SliceLayout(0, layout))
+    if VFIRST:
+        return rv[:, None] * K + rk[None, :]
+    else:
+        return rv[:, None] + rk[None, :] * V
+
+
+@gluon.jit
+def ring(N: gl.constexpr, NC: gl.constexpr):
+    """Barriers of N places: that a place is full, and after all of these, that ``NC`` groups are done with it."""
+    bars = gl.allocate_shared_memory(gl.int64, [2 * N, 1], mbarrier.MBarrierLayout())
+    for j in gl.static_range(N):
+        mbarrier.init(bars.index(j), count=1)
+        mbarrier.init(bars.index(N + j), count=NC)
+    return bars
+
+
+@gluon.jit
+def onward(at, phase, N: gl.constexpr):
+    """The next of N places, and the phase of its barriers."""
+    at += 1
+    if at == N:
+        at = 0
+        phase ^= 1
+    return at, phase
+
+
+@gluon.jit
+def sequence_of(cu, offsets, i, T, NT, VARLEN: gl.constexpr):
+    """`sequence_at` for Gluon."""
+    if VARLEN:
+        bos = gl.minimum(gl.maximum(gl.load(cu + i).to(gl.int32), 0), T)
+        eos = gl.minimum(gl.maximum(gl.load(cu + i + 1).to(gl.int32), 0), T)
+        first = gl.load(offsets + i)
+        length = gl.maximum(eos - bos, 0)
+    else:
+        bos = i * T
+        length = T
+        first = i * NT
+    return bos, length, first
+
+
+@gluon.jit
+def clear_rows(tile, left, COLS: gl.constexpr):
+    """Zeros in the rows of ``tile`` [64, COLS] from ``left`` on. All groups may do so to one tile."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // COLS, COLS // 8], [4, 1], [1, 0])
+    for j in gl.static_range(4):
+        part = tile.slice(16 * j, 16, dim=0)
+        r = 16 * j + gl.arange(0, 16, layout=gl.SliceLayout(1, layout))
+        x = part.load(layout)
+        part.store(gl.where((r < left)[:, None], x, gl.zeros_like(x)))
+    fence_async_shared()
+    gl.thread_barrier()
+
+
+@gluon.jit
+def store_left(x, p, row, left, h, HV, v0, V: gl.constexpr):
+    """``x`` [64, 64] to columns ``v0 ..`` of a head of a `[rows, HV, V]` tensor: rows before ``left``."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    r = gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
+    c = gl.arange(0, 64, layout=gl.SliceLayout(0, layout))
+    base = p + (row.to(gl.int64) * HV + h) * V + v0
+    mask = (r < left)[:, None] & (c >= 0)[None, :]
+    gl.store(base + (r[:, None] * (HV * V) + c[None, :]), x.load(layout), mask=mask)
