@@ -358,6 +358,8 @@ def thrice(
     p, t = call.plan, call.table
     back = exits(call, q, do, decays, dht, entry)
     dq, dk, dv = like(q), like(k), like(v)
+    if groups.serve_thrice(call) and groups.thrice(call, q, k, v, do, decays, h0, dht, dh0, entry, dq, dk, dv):
+        return dq, dk, dv
     bk, bv = p.block_k, min(pow2(call.V, 32), 128)
     ck, cv = min(p.block_v, bk), min(p.block_v, bv)
     fill = lambda x: k if x is None else x

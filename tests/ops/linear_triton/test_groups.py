@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,8 @@ from fla.ops._linear import groups
 from fla.ops._linear.autograd import scalar_linear
 from fla.ops._linear.policy import scalar_plan
 
-PATH = Path(groups.__file__).parent / "kernels" / "scalar_groups.py"
+KERNELS = Path(groups.__file__).parent / "kernels"
+NAME = "fla.ops._linear.kernels.scalar_groups"
 CU = [0, 5, 5, 69, 200, 210]
 
 pytestmark = pytest.mark.usefixtures("poisoned")
@@ -29,8 +31,15 @@ pytestmark = pytest.mark.usefixtures("poisoned")
 
 @pytest.fixture
 def kernel(monkeypatch):
-    found = gluon_on_cpu.OnCpu(gluon_on_cpu.load(PATH, "scalar_groups").linear_groups_scan)
+    loaded = {}
+    for part in ("", "_reverse", "_backward"):
+        loaded[part] = gluon_on_cpu.load(KERNELS / f"scalar_groups{part}.py", NAME + part)
+        monkeypatch.setitem(sys.modules, NAME + part, loaded[part])
+    found = gluon_on_cpu.OnCpu(loaded[""].linear_groups_scan)
+    thrice = gluon_on_cpu.OnCpu(loaded["_backward"].linear_groups_thrice)
+    found.thrice = thrice
     monkeypatch.setattr(groups, "_scan", lambda: found)
+    monkeypatch.setattr(groups, "_thrice", lambda: thrice)
     monkeypatch.setattr(gluon, "_failed", [])
     monkeypatch.setattr(gluon, "_against", lambda: None)
     yield found
@@ -64,6 +73,14 @@ def test_packed_sequences_and_blocks_of_columns(kernel, gate):
 def test_states_where_stretches_of_the_backward_begin(kernel, gate, cu):
     x = make_inputs(T=210, K=16, V=64, gate=gate, initial=True, sequences=5 if cu else None)
     check(run(x, change={**change(1), "thrice": True}, marks=3, cu=cu))
+
+
+@pytest.mark.parametrize("gate", ["head", None])
+@pytest.mark.parametrize(("cu", "marks", "v_first"), [(None, 3, False), (CU, 2, True), (None, 1, True)])
+def test_gradients_by_three_scans(kernel, gate, cu, marks, v_first):
+    x = make_inputs(T=210, K=128, V=128, gate=gate, initial=True, v_first=v_first, sequences=5 if cu else None)
+    check(run(x, change={**change(2), "thrice": True, "one_scan": True}, marks=marks, cu=cu, v_first=v_first))
+    assert kernel.thrice.runs == 1
 
 
 @pytest.mark.parametrize("low", [-1000.0, -float("inf")])
