@@ -18,7 +18,7 @@ _OPTIONS = {"num_warps": 4}
 # Columns of V of a group, and tokens of a step.
 _BV, _C = 64, 32
 # Steps that are on their way or worked on, by the number of groups.
-_PLACES = {1: 4, 2: 3}
+_PLACES = {1: 3, 2: 3}
 
 
 @functools.lru_cache(maxsize=1)
@@ -30,10 +30,13 @@ def _kernels() -> tuple[Launcher, Launcher]:
     return Launcher(vector_groups), Launcher(vector_groups_reverse)
 
 
-def serve(work: Work) -> bool:
-    """Whether the state passes of a call run here."""
+def serve(work: Work, saves: bool) -> bool:
+    """Whether a state pass of a call runs here. ``saves``: it writes states. Where pairs of groups fill the chip such a
+    pass waits for memory, and Triton's is as fast (states 0.488 ms against 0.497 at B1 T8192 H96, reverse 0.624 against
+    0.623)."""
     p = work.plan
-    return p.groups > 0 and p.segments == 1 and work.call.part == 0 and gluon.why_not() is None
+    fits = p.groups == 1 or (p.groups > 1 and not saves)
+    return fits and p.segments == 1 and work.call.part == 0 and gluon.why_not() is None
 
 
 def _inputs(work: Work, v: Tensor) -> tuple[Any, ...]:

@@ -393,7 +393,7 @@ class Work:
         p = self.plan
         kw: dict[str, Any] = {"o": o, "states": states, "save": save, "news": news, "ht": ht}
         whole = save != 1 and (states is None) == (news is None)
-        if whole and vector_groups.serve(self) and vector_groups.scan(self, h0, o, ht, states, news):
+        if whole and vector_groups.serve(self, save > 0) and vector_groups.scan(self, h0, o, ht, states, news):
             return None
         if p.segments == 1:
             self._scan(h0=h0, split=0, steps=0, **kw)
@@ -443,7 +443,7 @@ class Work:
         dv = self.like(self.v) if dv is None else dv
         exits = self.new(n * 2 * p.vp, p.kp)
         ys = self.new(n * p.vp, 64)
-        if self.N > 0 and vector_groups.serve(self) and vector_groups.reverse(self, do, dv, exits, ys, dht, dh0):
+        if self.N > 0 and vector_groups.serve(self, True) and vector_groups.reverse(self, do, dv, exits, ys, dht, dh0):
             return dv, ys, exits
         if self.N > 0 and p.segments == 1:
             self._scan_bwd(do, dv, exits, ys, dht, dh0, 0)

@@ -94,7 +94,7 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool) -> S
     return ScalarPlan(
         64, descriptors, chip.wide, one_scan, bk, block_v, min(bv, 64), grad_k, bv, bv, dv_scan, launch, launch,
         Launch(4, 3), Launch(4, 1), Launch(4), thrice=dv_scan and pow2(V) <= 128, both=dv_scan, both_v=min(bv, 64),
-        groups=groups_for(chip, dtype, K, V, few), places=3 if few else 2,
+        groups=groups_for(chip, dtype, K, V, few), places=3,
     )  # fmt: skip
 
 

@@ -40,26 +40,30 @@ def kernels(monkeypatch):
     monkeypatch.setattr(gluon, "_against", lambda: None)
     yield found
     vector_work._setup.cache_clear()
-    assert found[1].runs > 0
-    assert found[0].runs in (found[1].runs, 2 * found[1].runs)
+    assert found[0].runs > 0
+    assert found[1].runs in (0, found[0].runs, found[0].runs // 2)
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_steps_go_round_the_ring(kernels, monkeypatch, count):
     x = make_inputs(T=192, H=1, K=16, V=128, sequences=1)
     check(run(x, monkeypatch, {"groups": count}, safe=True))
+    # Passes that write states are Triton's where pairs of groups would do them.
+    assert (kernels[1].runs > 0) is (count == 1)
 
 
 @pytest.mark.parametrize("tokens", [70, 100])
 def test_a_ragged_end_with_groups_of_heads(kernels, monkeypatch, tokens):
     x = make_inputs(B=2, T=tokens, H=1, HV=2, K=16, V=64, gate="raw", raw_beta=True, sequences=2, v_first=True)
     check(run(x, monkeypatch, {"groups": 1}, raw=True, lower=-5.0, sigmoid=2.0, v_first=True))
+    assert kernels[1].runs > 0
 
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_packed_sequences_and_blocks_of_columns(kernels, monkeypatch, keep):
     x = make_inputs(T=210, H=2, K=16, V=64, gate="mixed", sequences=5)
     check(run(x, monkeypatch, {"groups": 1}, cu=[0, 5, 5, 69, 200, 210], keep=keep))
+    assert kernels[1].runs > 0
 
 
 @pytest.mark.parametrize("cu", [None, [0, 70, 140]])

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("poisoned")
 @pytest.fixture
 def kernel(monkeypatch):
     loaded = {}
-    for part in ("", "_reverse", "_backward"):
+    for part in ("", "_backward"):
         loaded[part] = gluon_on_cpu.load(KERNELS / f"scalar_groups{part}.py", NAME + part)
         monkeypatch.setitem(sys.modules, NAME + part, loaded[part])
     found = gluon_on_cpu.OnCpu(loaded[""].linear_groups_scan)

@@ -7,6 +7,8 @@ What `scalar_scan` does with one block of K, in Gluon: each group of four warps 
 pace, and a warp of its own keeps tiles on their way. Nothing in a step is waited for but its tiles: scores do not
 depend on the state, and the state's update does not depend on the outputs.
 
+REVERSE: from the last token to the first, without a gate per token.
+
 A ragged last chunk is a step like others. Rows past its end, which may hold anything, are cleared in shared memory.
 """
 
@@ -27,6 +29,7 @@ from fla.ops._common.groups_kernels import clear_rows, onward, places, ring, seq
 def _copy(
     bars, qs, ks, vs, ss, qd, kd, vd, sd, tile, row, h, H, v0, n,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, DECAY: gl.constexpr, N: gl.constexpr, NC: gl.constexpr,
+    REVERSE: gl.constexpr,
 ):  # fmt: skip
     a = 0
     pa = 1
@@ -42,8 +45,12 @@ def _copy(
         if DECAY == 1:
             tma.async_copy_global_to_shared(sd, [tile * 3, 0], full, ss.index(a))
         a, pa = onward(a, pa, N)
-        row += C
-        tile += H
+        if REVERSE:
+            row -= C
+            tile -= H
+        else:
+            row += C
+            tile += H
 
 
 @gluon.jit
@@ -51,7 +58,7 @@ def _compute(
     bars, qs, ks, vs, ss, ps, os, o, od, sums, gamma, h0, ht, entry, tile, row, left, h, H, v0, n, i, segments, has_h0,
     has_ht, scale,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, DECAY: gl.constexpr, MARK: gl.constexpr, VFIRST: gl.constexpr,
-    TAIL: gl.constexpr, N: gl.constexpr, NC: gl.constexpr, W: gl.constexpr,
+    TAIL: gl.constexpr, N: gl.constexpr, NC: gl.constexpr, REVERSE: gl.constexpr, W: gl.constexpr,
 ):  # fmt: skip
     dt: gl.constexpr = qs.dtype
     big: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, K, 16])
@@ -63,10 +70,14 @@ def _compute(
     S = gl.zeros([64, K], gl.float32, layout=big)
     if has_h0 != 0:
         S = gl.load(h0 + state + places(v0, K, V, VFIRST, big)).to(gl.float32)
+    if REVERSE and DECAY == 0:
+        S = S / scale
     zero = gl.zeros([64, C], gl.float32, layout=small)
     token = gl.arange(0, C, layout=gl.SliceLayout(0, small))
     key = gl.arange(0, C, layout=gl.SliceLayout(1, small))
     ahead = token[None, :] - key[:, None]
+    if REVERSE:
+        ahead = -ahead
     a = 0
     pa = 0
     slot = 0
@@ -76,6 +87,8 @@ def _compute(
         # The decay of a chunk is its last sum; it comes a step ahead.
         G = sums + C - 1
         last = gl.load(G + tile.to(gl.int64) * (3 * C), mask=n > 0, other=0.0)
+        # So do the sums by rows of the scores.
+        rows = gl.load(sums + tile.to(gl.int64) * (3 * C) + key, mask=(key >= 0) & (n > 0), other=0.0)
     if DECAY == 2:
         x = gl.load(gamma + h).to(gl.float32)
     for t in range(n):
@@ -89,6 +102,8 @@ def _compute(
             decay = gl.exp2(last)
             then = gl.where(t + 1 < n, tile + H, tile)
             last = gl.load(G + then.to(gl.int64) * (3 * C))
+            bk = rows
+            rows = gl.load(sums + then.to(gl.int64) * (3 * C) + key)
         if DECAY == 2:
             # Loaded again in each step, so that what is made of it does not stay in registers.
             x = gl.maximum(x * 1.4426950408889634, -160.0)
@@ -118,11 +133,13 @@ def _compute(
         p = warpgroup_mma_wait(1, deps=[p])
         if DECAY == 1:
             # Masked before the exponential, which may overflow where a query is before the key.
-            b = ss.index(a).slice(0, 1, dim=0)
-            d = b.load(small) - b.permute((1, 0)).load(small)
+            d = ss.index(a).slice(0, 1, dim=0).load(small) - bk[:, None]
             p = p * (gl.exp2(gl.where(ahead >= 0, d, -float("inf"))) * scale)
         elif DECAY == 2:
-            p = p * (gl.exp2(gl.where(ahead >= 0, bq[None, :] - bk[:, None], -float("inf"))) * scale)
+            d = bq[None, :] - bk[:, None]
+            if REVERSE:
+                d = -d
+            p = p * (gl.exp2(gl.where(ahead >= 0, d, -float("inf"))) * scale)
         else:
             p = gl.where(ahead >= 0, p * scale, zero)
         ps.index(W).store(p.to(dt))
@@ -133,6 +150,8 @@ def _compute(
         else:
             if DECAY == 1:
                 after = ss.index(a).slice(2, 1, dim=0).load(small)
+            elif REVERSE:
+                after = (gl.exp2(bq) * scale)[None, :]
             else:
                 after = gl.exp2(end - bq)[None, :]
             w = gl.convert_layout((v.load(small).to(gl.float32) * after).to(dt), left_b)
@@ -141,7 +160,10 @@ def _compute(
         if DECAY == 1:
             y = y * ss.index(a).slice(1, 1, dim=0).load(small)
         elif DECAY == 2:
-            y = y * (gl.exp2(bq) * scale)[None, :]
+            if REVERSE:
+                y = y * gl.exp2(end - bq)[None, :]
+            else:
+                y = y * (gl.exp2(bq) * scale)[None, :]
         else:
             y = y * scale
         y = warpgroup_mma(v, ps.index(W), y, is_async=True)
@@ -163,13 +185,20 @@ def _compute(
             gl.thread_barrier()
             tma.async_copy_shared_to_global(od, [row, h * V + v0], os.index(W))
         a, pa = onward(a, pa, N)
-        row += C
-        left -= C
-        tile += H
+        if REVERSE:
+            row -= C
+            left += C
+            tile -= H
+        else:
+            row += C
+            left -= C
+            tile += H
     if MARK:
         for s in range(slot, segments):
             at = entry + ((i.to(gl.int64) * segments + s) * H + h) * (K * V)
             gl.store(at + places(v0, K, V, True, big), S)
+    if REVERSE and DECAY == 0:
+        S = S * scale
     tma.store_wait(0)
     if has_ht != 0:
         gl.store(ht + state + places(v0, K, V, VFIRST, big), S)
@@ -212,10 +241,12 @@ def linear_groups_scan(
         gl.warp_specialize(
             [
                 (_compute, (bars, qs, ks, vs, ss, ps, os, o, od, sums, gamma, h0, ht, entry, tile, row, length, h, H,
-                            v0, n, i, segments, has_h0, has_ht, scale, K, V, C, DECAY, MARK, VFIRST, TAIL, N, NC, 0)),
+                            v0, n, i, segments, has_h0, has_ht, scale, K, V, C, DECAY, MARK, VFIRST, TAIL, N, NC,
+                            False, 0)),
                 (_compute, (bars, qs, ks, vs, ss, ps, os, o, od, sums, gamma, h0, ht, entry, tile, row, length, h, H,
-                            v0, n, i, segments, has_h0, has_ht, scale, K, V, C, DECAY, MARK, VFIRST, TAIL, N, NC, 1)),
-                (_copy, (bars, qs, ks, vs, ss, qd, kd, vd, sd, tile, row, h, H, v0, n, K, V, C, DECAY, N, NC)),
+                            v0, n, i, segments, has_h0, has_ht, scale, K, V, C, DECAY, MARK, VFIRST, TAIL, N, NC,
+                            False, 1)),
+                (_copy, (bars, qs, ks, vs, ss, qd, kd, vd, sd, tile, row, h, H, v0, n, K, V, C, DECAY, N, NC, False)),
             ],
             [4, 1],
             [232, 40],
@@ -224,8 +255,9 @@ def linear_groups_scan(
         gl.warp_specialize(
             [
                 (_compute, (bars, qs, ks, vs, ss, ps, os, o, od, sums, gamma, h0, ht, entry, tile, row, length, h, H,
-                            v0, n, i, segments, has_h0, has_ht, scale, K, V, C, DECAY, MARK, VFIRST, TAIL, N, NC, 0)),
-                (_copy, (bars, qs, ks, vs, ss, qd, kd, vd, sd, tile, row, h, H, v0, n, K, V, C, DECAY, N, NC)),
+                            v0, n, i, segments, has_h0, has_ht, scale, K, V, C, DECAY, MARK, VFIRST, TAIL, N, NC,
+                            False, 0)),
+                (_copy, (bars, qs, ks, vs, ss, qd, kd, vd, sd, tile, row, h, H, v0, n, K, V, C, DECAY, N, NC, False)),
             ],
             [1],
             [40],

@@ -7,10 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from fla.ops._common.groups_kernels import ring, sequence_of
-from fla.ops._linear.kernels.scalar_groups import _compute as onwards
-from fla.ops._linear.kernels.scalar_groups import _copy as copy_onwards
-from fla.ops._linear.kernels.scalar_groups_reverse import _compute as backwards
-from fla.ops._linear.kernels.scalar_groups_reverse import _copy as copy_backwards
+from fla.ops._linear.kernels.scalar_groups import _compute, _copy
 
 
 @gluon.jit(do_not_specialize=["T", "NT", "H", "N", "has_h0", "has_dht", "has_dh0", "stretches"])
@@ -49,11 +46,11 @@ def linear_groups_thrice(
     if pid < px:
         gl.warp_specialize(
             [
-                (backwards, (bars, qs, ks, vs, qs, ps, os, dk, dkd, k, gamma, dht, k, k, tile, last, left, h, H, 0, n,
-                             i, 1, has_dht, 0, scale, K, K, C, DECAY, False, KFIRST, TAIL, P, 2, 0)),
-                (backwards, (bars, qs, ks, vs, qs, ps, os, dk, dkd, k, gamma, dht, k, k, tile, last, left, h, H, 0, n,
-                             i, 1, has_dht, 0, scale, K, K, C, DECAY, False, KFIRST, TAIL, P, 2, 1)),
-                (copy_backwards, (bars, qs, ks, vs, qs, vd, dod, qb, vd, tile, last, h, H, 0, n, K, K, C, DECAY, P, 2)),
+                (_compute, (bars, qs, ks, vs, qs, ps, os, dk, dkd, k, gamma, dht, k, k, tile, last, left, h, H, 0, n,
+                             i, 1, has_dht, 0, scale, K, K, C, DECAY, False, KFIRST, TAIL, P, 2, True, 0)),
+                (_compute, (bars, qs, ks, vs, qs, ps, os, dk, dkd, k, gamma, dht, k, k, tile, last, left, h, H, 0, n,
+                             i, 1, has_dht, 0, scale, K, K, C, DECAY, False, KFIRST, TAIL, P, 2, True, 1)),
+                (_copy, (bars, qs, ks, vs, qs, vd, dod, qb, vd, tile, last, h, H, 0, n, K, K, C, DECAY, P, 2, True)),
             ],
             [4, 1],
             [232, 40],
@@ -61,11 +58,11 @@ def linear_groups_thrice(
     elif pid < 2 * px:
         gl.warp_specialize(
             [
-                (backwards, (bars, qs, ks, vs, qs, ps, os, dv, dvd, k, gamma, dht, dh0, k, tile, last, left, h, H, 0, n,
-                             i, 1, has_dht, has_dh0, scale, K, K, C, DECAY, False, VFIRST, TAIL, P, 2, 0)),
-                (backwards, (bars, qs, ks, vs, qs, ps, os, dv, dvd, k, gamma, dht, dh0, k, tile, last, left, h, H, 0, n,
-                             i, 1, has_dht, has_dh0, scale, K, K, C, DECAY, False, VFIRST, TAIL, P, 2, 1)),
-                (copy_backwards, (bars, qs, ks, vs, qs, kd, qd, dob, kd, tile, last, h, H, 0, n, K, K, C, DECAY, P, 2)),
+                (_compute, (bars, qs, ks, vs, qs, ps, os, dv, dvd, k, gamma, dht, dh0, k, tile, last, left, h, H, 0, n,
+                             i, 1, has_dht, has_dh0, scale, K, K, C, DECAY, False, VFIRST, TAIL, P, 2, True, 0)),
+                (_compute, (bars, qs, ks, vs, qs, ps, os, dv, dvd, k, gamma, dht, dh0, k, tile, last, left, h, H, 0, n,
+                             i, 1, has_dht, has_dh0, scale, K, K, C, DECAY, False, VFIRST, TAIL, P, 2, True, 1)),
+                (_copy, (bars, qs, ks, vs, qs, kd, qd, dob, kd, tile, last, h, H, 0, n, K, K, C, DECAY, P, 2, True)),
             ],
             [4, 1],
             [232, 40],
@@ -82,12 +79,12 @@ def linear_groups_thrice(
             slot = i * stretches + s
             gl.warp_specialize(
                 [
-                    (onwards, (bars, qs, ks, vs, qs, ps, os, dq, dqd, k, gamma, entry, k, k, tile, row, length, h, H, 0,
-                               m, slot, 1, 1, 0, scale, K, K, C, DECAY, False, False, TAIL, P, 2, 0)),
-                    (onwards, (bars, qs, ks, vs, qs, ps, os, dq, dqd, k, gamma, entry, k, k, tile, row, length, h, H, 0,
-                               m, slot, 1, 1, 0, scale, K, K, C, DECAY, False, False, TAIL, P, 2, 1)),
-                    (copy_onwards, (bars, qs, ks, vs, qs, dod, vd, kb, dod, tile, row, h, H, 0, m, K, K, C, DECAY, P,
-                                    2)),
+                    (_compute, (bars, qs, ks, vs, qs, ps, os, dq, dqd, k, gamma, entry, k, k, tile, row, length, h, H,
+                                0, m, slot, 1, 1, 0, scale, K, K, C, DECAY, False, False, TAIL, P, 2, False, 0)),
+                    (_compute, (bars, qs, ks, vs, qs, ps, os, dq, dqd, k, gamma, entry, k, k, tile, row, length, h, H,
+                                0, m, slot, 1, 1, 0, scale, K, K, C, DECAY, False, False, TAIL, P, 2, False, 1)),
+                    (_copy, (bars, qs, ks, vs, qs, dod, vd, kb, dod, tile, row, h, H, 0, m, K, K, C, DECAY, P, 2,
+                             False)),
                 ],
                 [4, 1],
                 [232, 40],
@@ -95,12 +92,12 @@ def linear_groups_thrice(
         else:
             gl.warp_specialize(
                 [
-                    (onwards, (bars, qs, ks, vs, qs, ps, os, dq, dqd, k, gamma, h0, k, k, tile, row, length, h, H, 0, m,
-                               i, 1, has_h0, 0, scale, K, K, C, DECAY, False, KFIRST, TAIL, P, 2, 0)),
-                    (onwards, (bars, qs, ks, vs, qs, ps, os, dq, dqd, k, gamma, h0, k, k, tile, row, length, h, H, 0, m,
-                               i, 1, has_h0, 0, scale, K, K, C, DECAY, False, KFIRST, TAIL, P, 2, 1)),
-                    (copy_onwards, (bars, qs, ks, vs, qs, dod, vd, kb, dod, tile, row, h, H, 0, m, K, K, C, DECAY, P,
-                                    2)),
+                    (_compute, (bars, qs, ks, vs, qs, ps, os, dq, dqd, k, gamma, h0, k, k, tile, row, length, h, H,
+                                0, m, i, 1, has_h0, 0, scale, K, K, C, DECAY, False, KFIRST, TAIL, P, 2, False, 0)),
+                    (_compute, (bars, qs, ks, vs, qs, ps, os, dq, dqd, k, gamma, h0, k, k, tile, row, length, h, H,
+                                0, m, i, 1, has_h0, 0, scale, K, K, C, DECAY, False, KFIRST, TAIL, P, 2, False, 1)),
+                    (_copy, (bars, qs, ks, vs, qs, dod, vd, kb, dod, tile, row, h, H, 0, m, K, K, C, DECAY, P, 2,
+                             False)),
                 ],
                 [4, 1],
                 [232, 40],
