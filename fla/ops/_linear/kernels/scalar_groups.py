@@ -75,9 +75,10 @@ def _compute(
     zero = gl.zeros([64, C], gl.float32, layout=small)
     token = gl.arange(0, C, layout=gl.SliceLayout(0, small))
     key = gl.arange(0, C, layout=gl.SliceLayout(1, small))
-    ahead = token[None, :] - key[:, None]
     if REVERSE:
-        ahead = -ahead
+        ahead = key[:, None] - token[None, :]
+    else:
+        ahead = token[None, :] - key[:, None]
     a = 0
     pa = 0
     slot = 0
@@ -136,9 +137,10 @@ def _compute(
             d = ss.index(a).slice(0, 1, dim=0).load(small) - bk[:, None]
             p = p * (gl.exp2(gl.where(ahead >= 0, d, -float("inf"))) * scale)
         elif DECAY == 2:
-            d = bq[None, :] - bk[:, None]
             if REVERSE:
-                d = -d
+                d = bk[:, None] - bq[None, :]
+            else:
+                d = bq[None, :] - bk[:, None]
             p = p * (gl.exp2(gl.where(ahead >= 0, d, -float("inf"))) * scale)
         else:
             p = gl.where(ahead >= 0, p * scale, zero)
