@@ -102,6 +102,7 @@ class Failing:
 def failing(monkeypatch):
     monkeypatch.setattr(groups, "_kernels", lambda: (Failing(), Failing()))
     monkeypatch.setattr(gluon, "_failed", [])
+    monkeypatch.setattr(settings, "_said", set())
     monkeypatch.setattr(gluon, "_against", lambda: None)
     return Failing
 

@@ -16,6 +16,7 @@ import gluon_on_cpu
 from linear_reference import GATES, make_inputs
 from test_scalar_linear import check, run
 
+from fla import settings
 from fla.ops._common import gluon
 from fla.ops._common.policy import CHIPS
 from fla.ops._linear import groups
@@ -119,6 +120,7 @@ def test_a_kernel_that_does_not_compile_gives_way_to_triton(monkeypatch):
 
     monkeypatch.setattr(groups, "_scan", failing)
     monkeypatch.setattr(gluon, "_failed", [])
+    monkeypatch.setattr(settings, "_said", set())
     monkeypatch.setattr(gluon, "_against", lambda: None)
     with pytest.warns(RuntimeWarning, match="nothing of that name"):
         check(run(make_inputs(T=100, K=16, V=64), change=change(1)))
