@@ -503,7 +503,7 @@ def check_graph() -> None:
 def main() -> None:
     what = sys.argv[1:] or ["check", "decode", "time"]
     if what[0] == "worker":
-        return side_by_side.answer(check, what[1])
+        return side_by_side.answer(check)
     import triton
 
     print(torch.cuda.get_device_name(0), torch.__version__, triton.__version__)

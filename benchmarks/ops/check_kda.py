@@ -326,7 +326,7 @@ def main() -> None:
             print("ok " if good else "BAD", f"{name:24s}", errors, steady, f"{r.get('seconds', 0):.0f}s", flush=True)
         sys.exit(not green)
     elif sys.argv[1] == "worker":
-        side_by_side.answer(check, sys.argv[2])
+        side_by_side.answer(check)
     else:
         print(torch.cuda.get_device_name(), "torch", torch.__version__)
         lines = []

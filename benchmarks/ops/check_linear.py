@@ -3,24 +3,22 @@
 """Check and time the scalar-decay kernels of the linear engine on a GPU.
 
 ``check_linear.py check [CASE ...]``: every case against the float64 recurrence, forward and backward, three times over,
-each in a process of its own. ``time [SHAPE ...]``: whole calls. ``kernels [SHAPE ...]``: each kernel with variants of
+side by side. ``time [SHAPE ...]``: whole calls. ``kernels [SHAPE ...]``: each kernel with variants of
 its launch; ``warm`` compiles those beforehand.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
-import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
+import side_by_side
 from check_delta import SHAPES, median_ms
 from delta_reference import ratio
 from linear_reference import make_inputs, normalized, normalized_with_gradients, recurrence, with_gradients
@@ -246,34 +244,23 @@ def check_decode() -> bool:
     return green
 
 
-def apart(name: str) -> str:
-    """The line that a case prints, run in a process of its own; it says FAIL where something is wrong."""
-    try:
-        p = subprocess.run([sys.executable, __file__, "one", name], capture_output=True, text=True, timeout=100)
-    except subprocess.TimeoutExpired:
-        return f"{name:17s} FAIL: no answer in 100 s"
-    return p.stdout.strip() or f"{name:17s} FAIL {p.returncode}: {p.stderr.strip()[-300:]}"
+def outcome(name: str) -> side_by_side.Result:
+    """Errors of a case ("err"), and what is wrong with it."""
+    if name == "decode":
+        return {"err": {}, "wrong": [] if check_decode() else ["decode"]}
+    errors, wrong = check_normalized(name) if name in NORMALIZED else check(name)
+    return {"err": errors, "wrong": wrong}
 
 
 def check_all(names: list[str]) -> bool:
-    """Every case in a process of its own: a fault of one does not reach the others."""
     green = True
-    with ThreadPoolExecutor(int(os.environ.get("JOBS", "6"))) as pool:
-        for line in pool.map(apart, names or [*CASES, *NORMALIZED, "decode"]):
-            green = green and "FAIL" not in line
-            print(line, flush=True)
+    for name, r in side_by_side.run(__file__, names or [*CASES, *NORMALIZED, "decode"]):
+        wrong = r.get("fail") or r["wrong"]
+        green = green and not wrong
+        row = " ".join(f"{n} {e:.1e}" for n, e in r.get("err", {}).items())
+        print(f"{name:17s} {row} {f'FAIL {wrong}' if wrong else ''}", flush=True)
     print("all right" if green else "NOT all right")
     return green
-
-
-def one(name: str) -> None:
-    if name == "decode":
-        print("decode", "right" if check_decode() else "FAIL")
-        return
-    t = time.time()
-    errors, wrong = check_normalized(name) if name in NORMALIZED else check(name)
-    row = " ".join(f"{n} {e:.1e}" for n, e in errors.items())
-    print(f"{name:17s} {time.time() - t:5.1f}s {row} {f'FAIL {wrong}' if wrong else ''}", flush=True)
 
 
 def kernels(shape: str, gate: str | None = "token", run: bool = True) -> None:
@@ -362,10 +349,8 @@ TIMED = {
 
 def main() -> None:
     what, names = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("check", [])
-    if what == "one":
-        for name in names:
-            one(name)
-        return
+    if what == "worker":
+        return side_by_side.answer(outcome)
     import triton
 
     print(torch.cuda.get_device_name(0), torch.__version__, triton.__version__)

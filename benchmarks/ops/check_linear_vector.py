@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Check and time the kernels of the linear engine with a decay per channel on a GPU.
 
-``check_linear_vector.py check [CASE ...]``: every case against the float64 recurrence, each in a process of its own,
+``check_linear_vector.py check [CASE ...]``: every case against the float64 recurrence, side by side,
 three times over. ``decode``: token by token. ``time [SHAPE ...]``: whole calls; ``public OP ...``: public ops;
 ``kernels [SHAPE ...]``: each kernel by variants of its launch, which ``warm [SHAPE ...]`` compiles before.
 """
@@ -23,6 +23,7 @@ from torch import Tensor
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(HERE, "../..")]
 
+import side_by_side  # noqa: E402
 from linear_vector_reference import make_inputs, ratio, recurrence, with_gradients  # noqa: E402
 
 from fla.ops._common.policy import Launch, chip_of  # noqa: E402
@@ -169,29 +170,15 @@ def check_decode(name: str) -> dict[str, float]:
     return {"o": ratio(o, ref[0]), "ht": ratio(ht, ref[1])}
 
 
-def _report(name: str) -> bool:
-    t = time.time()
-    r = check(name)
-    errors = " ".join(f"{n} {e:.1e}" for n, e in r["err"].items())
-    bad = f" WRONG {sorted(r['wrong'])}" if r["wrong"] else ""
-    print(f"{name:24s} {time.time() - t:5.1f} s  {errors}{bad}{'' if r['same'] else ' UNSTEADY'}", flush=True)
-    return not r["wrong"] and r["same"]
-
-
-def _one(name: str) -> bool:
-    limit = ["timeout", os.environ.get("LIMIT", "100")]
-    run = subprocess.run([*limit, sys.executable, __file__, "case", name], capture_output=True, text=True, check=False)
-    print(run.stdout, end="")
-    if run.returncode and "WRONG" not in run.stdout and "UNSTEADY" not in run.stdout:
-        print(f"{name:24s} FAILED {run.stderr.strip()[-300:]}", flush=True)
-    return run.returncode == 0
-
-
-def check_all(names: list[str], workers: int) -> bool:
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        good = list(pool.map(_one, names))
-    print(f"{sum(good)} of {len(good)} cases right", flush=True)
-    return all(good)
+def check_all(names: list[str]) -> bool:
+    good = 0
+    for name, r in side_by_side.run(__file__, names):
+        errors = r["fail"] if "fail" in r else " ".join(f"{n} {e:.1e}" for n, e in r["err"].items())
+        bad = " FAILED" if "fail" in r else f" WRONG {sorted(r['wrong'])}" if r["wrong"] else ""
+        good += not bad and r["same"]
+        print(f"{name:24s} {errors}{bad}{'' if r.get('same', True) else ' UNSTEADY'}", flush=True)
+    print(f"{good} of {len(names)} cases right", flush=True)
+    return good == len(names)
 
 
 def median(fn: Callable[[], Any], flush: Tensor, times: int = 11) -> float:
@@ -350,14 +337,14 @@ def main() -> None:
         for name in DECODES:
             print(f"decode {name}:", {n: f"{e:.1e}" for n, e in check_decode(name).items()}, flush=True)
         return
-    if what == "case":
-        sys.exit(0 if _report(names[0]) else 1)
+    if what == "worker":
+        return side_by_side.answer(check)
     if what == "warm":
         return warm(names, int(os.environ.get("WORKERS", "12")))
     if what == "warmed":
         return _warm_one(*names)
     if what == "check":
-        sys.exit(0 if check_all(names or list(CASES), int(os.environ.get("WORKERS", "12"))) else 1)
+        sys.exit(0 if check_all(names or list(CASES)) else 1)
     flush = torch.empty(1 << 27, dtype=torch.int8, device="cuda")
     for shape in names or list(SHAPES):
         if what == "public":

@@ -13,21 +13,16 @@ import check_linear
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("name", list(check_linear.CASES))
-def test_outputs_and_gradients_match_the_recurrence_and_repeat_bit_for_bit(name):
-    if name.startswith("K"):
-        # Sizes on which a compiler has faulted: a fault would take the other tests of this process along.
-        line = check_linear.apart(name)
-        assert "FAIL" not in line, line
-        return
-    errors, wrong = check_linear.check(name)
-    assert not wrong, (errors, wrong)
+@pytest.fixture(scope="module")
+def outcomes(cases):
+    return cases(check_linear.__file__)
 
 
-@pytest.mark.parametrize("name", list(check_linear.NORMALIZED))
-def test_normalised_attention_matches_the_recurrence(name):
-    errors, wrong = check_linear.check_normalized(name)
-    assert not wrong, errors
+@pytest.mark.parametrize("name", [*check_linear.CASES, *check_linear.NORMALIZED])
+def test_outputs_and_gradients_match_the_recurrence_and_repeat_bit_for_bit(name, outcomes):
+    r = outcomes[name]
+    assert "fail" not in r, r["fail"]
+    assert not r["wrong"], r
 
 
 def test_decoding_matches_the_recurrence():
