@@ -2,13 +2,13 @@
 # mypy: ignore-errors
 """What kernels in Gluon share that have a warp that copies and groups of four warps that compute, for Hopper.
 
-Tiles go round a ring of places in shared memory. One barrier for each place says that its tiles are there, another that
-all groups are done with them.
+Tiles go round a ring of places in shared memory. One barrier of a place says that it is full, another that it is free.
 """
 
 from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+from fla.ops._common.gluon_language import gl
 
 
 @gluon.jit

@@ -20,7 +20,8 @@ import torch
 from fla.ops._common import bound
 
 PATIENCE = 20.0
-COMMON = "fla.ops._common.groups_kernels"
+# What kernels share is imported by its name.
+COMMON = ("gluon_language", "groups_kernels")
 
 
 class Int(int):
@@ -308,9 +309,10 @@ def load(path: Path, name: str) -> types.ModuleType:
     before = {n: sys.modules.get(n) for n in fakes}
     sys.modules.update(fakes)
     try:
-        # What kernels share is imported by its name.
-        before[COMMON] = sys.modules.get(COMMON)
-        sys.modules[COMMON] = _module(Path(bound.__file__).with_name("groups_kernels.py"), COMMON)
+        for common in COMMON:
+            full = f"fla.ops._common.{common}"
+            before[full] = sys.modules.get(full)
+            sys.modules[full] = _module(Path(bound.__file__).with_name(f"{common}.py"), full)
         return _module(path, name)
     finally:
         for n, m in before.items():

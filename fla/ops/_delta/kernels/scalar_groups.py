@@ -16,7 +16,6 @@ where a sum runs over tokens.
 """
 
 from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -25,6 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from fla.ops._common.gluon_language import gl
 from fla.ops._common.groups_kernels import clear_rows, onward, places, ring, sequence_of, store_left
 
 

@@ -8,7 +8,6 @@ also k and the scalars. In the other are T and what the state's update reads.
 """
 
 from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -17,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from fla.ops._common.gluon_language import gl
 from fla.ops._common.groups_kernels import clear_rows, onward, places, ring, sequence_of, store_left
 
 

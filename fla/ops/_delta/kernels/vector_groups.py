@@ -9,7 +9,6 @@ which may hold anything there, are cleared before they are used.
 """
 
 from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -18,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from fla.ops._common.gluon_language import gl
 from fla.ops._delta.kernels.scalar_groups import onward, places, ring, sequence_of
 
 

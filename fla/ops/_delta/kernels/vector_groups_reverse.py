@@ -4,7 +4,6 @@
 """`vector_scan_bwd` with a warp that copies and groups that compute; see `vector_groups`."""
 
 from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -13,6 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from fla.ops._common.gluon_language import gl
 from fla.ops._delta.kernels.scalar_groups import onward, places, ring, sequence_of
 from fla.ops._delta.kernels.vector_groups import clear_chunk, store_chunk
 

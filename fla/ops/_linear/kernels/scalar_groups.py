@@ -13,7 +13,6 @@ A ragged last chunk is a step like others. Rows past its end, which may hold any
 """
 
 from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -22,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from fla.ops._common.gluon_language import gl
 from fla.ops._common.groups_kernels import clear_rows, onward, places, ring, sequence_of, store_left
 
 

@@ -3,9 +3,9 @@
 """`scalar_thrice` with a warp that copies and groups that compute; see `scalar_groups`."""
 
 from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
+from fla.ops._common.gluon_language import gl
 from fla.ops._common.groups_kernels import ring, sequence_of
 from fla.ops._linear.kernels.scalar_groups import _compute, _copy
 
