@@ -57,7 +57,7 @@ def main() -> int:
 
     def compile_only(self: Any, grid: int, args: tuple[Any, ...], given: Any) -> None:
         if options.kernels is None or self.fn.__name__ in options.kernels:
-            kernel = self.fn.warmup(*plain(args), grid=(1,), **self.meta, **self.options)
+            kernel = self.fn.warmup(*plain(args, self._gluon), grid=(1,), **self.meta, **self.options)
             if kernel.hash not in found:
                 found[kernel.hash] = wrong = faults(kernel)
                 print("BAD" if wrong else "ok ", name, kernel.metadata.name, *wrong[:3], sep="  ", flush=True)

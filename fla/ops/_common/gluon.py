@@ -45,9 +45,9 @@ def gave_up(error: Exception) -> bool:
     process, which is warned about once, and the caller goes on with Triton's."""
     from triton import errors
 
-    # What passes of the compiler say has no class of its own.
+    # What passes of the compiler say has no class of its own, nor has a program that is none for this version.
     failed = isinstance(error, (errors.TritonError, MiscompiledKernelError, ImportError)) or (
-        type(error) is RuntimeError and "PassManager" in str(error)
+        type(error) is RuntimeError and any(words in str(error) for words in ("PassManager", "during parsing"))
     )
     if failed:
         _failed.append(f"{type(error).__name__}: {error}")

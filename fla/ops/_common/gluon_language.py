@@ -6,10 +6,12 @@ import types
 from triton.experimental.gluon import language as gl
 
 if not hasattr(gl, "thread_barrier"):
+    # The name of Triton 3.7.
+    from triton.experimental.gluon.language import barrier
+
     # Triton's own module stays as it is. By its name Triton knows what belongs to the language and what to a kernel.
     language, gl = gl, types.ModuleType(gl.__name__)
     gl.__dict__.update(language.__dict__)
-    # Triton 3.7
-    gl.thread_barrier = language.barrier  # type: ignore[attr-defined]
+    gl.thread_barrier = barrier  # type: ignore[attr-defined]
 
 __all__ = ["gl"]

@@ -107,11 +107,16 @@ def failing(monkeypatch):
     return Failing
 
 
-def test_a_kernel_that_does_not_compile_gives_way_to_triton(failing):
-    failing.error = CompilationError(None, None, "nothing of that name")
-    with pytest.warns(RuntimeWarning, match="nothing of that name"):
+@pytest.mark.parametrize(
+    "error",
+    [CompilationError(None, None, "nothing of that name"), RuntimeError("error encountered during parsing")],
+    ids=["no such name", "not a program"],
+)
+def test_a_kernel_that_does_not_compile_gives_way_to_triton(failing, error):
+    failing.error = error
+    with pytest.warns(RuntimeWarning, match=str(error).strip()):
         check(run(make_inputs(T=100, K=16, V=64), change=change(1)))
-    assert "nothing of that name" in gluon.why_not()
+    assert str(error) in gluon.why_not()
 
 
 def test_what_goes_wrong_while_a_kernel_runs_is_raised(failing):
