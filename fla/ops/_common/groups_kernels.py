@@ -58,6 +58,19 @@ def sequence_of(cu, offsets, i, T, NT, VARLEN: gl.constexpr):
 
 
 @gluon.jit
+def block_of(cu, offsets, T, NT, H, V: gl.constexpr, COLS: gl.constexpr, VARLEN: gl.constexpr):
+    """What a program does, of all blocks of ``COLS`` columns of V, heads and sequences: first column, head, sequence,
+    and the sequence's first row, length and first tile."""
+    pid = gl.program_id(0)
+    NV: gl.constexpr = V // COLS
+    v0 = (pid % NV) * COLS
+    h = (pid // NV) % H
+    i = pid // (NV * H)
+    bos, length, first = sequence_of(cu, offsets, i, T, NT, VARLEN)
+    return v0, h, i, bos, length, first
+
+
+@gluon.jit
 def clear_rows(tile, left, COLS: gl.constexpr):
     """Zeros in the rows of ``tile`` [64, COLS] from ``left`` on. All groups may do so to one tile."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // COLS, COLS // 8], [4, 1], [1, 0])

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 _OPTIONS = {"num_warps": 4}
 # Columns of V of a group, and tokens of a step.
 _BV, _C = 64, 32
-# Steps that are on their way or worked on, by the number of groups.
-_PLACES = {1: 3, 2: 3}
+# Steps that are on their way or worked on.
+_PLACES = 3
 
 
 @functools.lru_cache(maxsize=1)
@@ -57,7 +57,7 @@ def _run(work: Work, which: int, part: dict[str, Any], args: tuple[Any, ...], gi
         if run is None:
             meta = {
                 "K": work.K, "V": work.V, **part, "VFIRST": work.call.v_first, "VARLEN": work.table.varlen,
-                "TAIL": work.ragged, "N": _PLACES[groups], "NC": groups,
+                "TAIL": work.ragged, "N": _PLACES,
             }  # fmt: skip
             run = launches[key] = _kernels()[which].fix(meta, _OPTIONS)
         run(work.V // (_BV * groups) * work.H * work.N, args, given)
@@ -87,7 +87,7 @@ def scan(
         inputs[1] if news is None else descriptor(news, n * V, 64, _BV, _C),
         x if h0 is None else h0, x if ht is None else ht, *_index(work), int(h0 is not None), int(ht is not None),
     )  # fmt: skip
-    part = {"NM": work.nm, "OUT": o is not None, "SAVE": states is not None}
+    part = {"NM": work.nm, "OUT": o is not None, "SAVE": states is not None, "NC": work.plan.groups}
     return _run(work, 0, part, args, (work.v, h0, work.table.cu))
 
 

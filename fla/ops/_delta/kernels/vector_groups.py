@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from fla.ops._common.gluon_language import gl
-from fla.ops._delta.kernels.scalar_groups import onward, places, ring, sequence_of
+from fla.ops._common.groups_kernels import block_of, onward, places, ring
 
 
 @gluon.jit
@@ -110,10 +110,10 @@ def _compute(
             # The last step's copy out of this buffer has been read; those begun after it may be on their way.
             tma.store_wait(2 if OUT and not TAIL else 1)
             gl.thread_barrier()
-            Ss.index(W).store(Sb)
+            Ss.store(Sb)
             fence_async_shared()
             gl.thread_barrier()
-            tma.async_copy_shared_to_global(Sd, [(w * 2 + sub) * V + v0, 0], Ss.index(W))
+            tma.async_copy_shared_to_global(Sd, [(w * 2 + sub) * V + v0, 0], Ss)
         vt = vs.index(NC * at + W).permute((1, 0)).load(small).to(gl.float32)
         if OUT:
             x = warpgroup_mma_wait(1, deps=[x])
@@ -137,10 +137,10 @@ def _compute(
         if SAVE:
             tma.store_wait(1)
             gl.thread_barrier()
-            Us.index(W).store(ub)
+            Us.store(ub)
             fence_async_shared()
             gl.thread_barrier()
-            tma.async_copy_shared_to_global(Ud, [w * V + v0, sub * 32], Us.index(W))
+            tma.async_copy_shared_to_global(Ud, [w * V + v0, sub * 32], Us)
         if OUT:
             S, y = warpgroup_mma_wait(0, deps=[S, y])
         else:
@@ -162,17 +162,13 @@ def _compute(
 @gluon.jit(do_not_specialize=["T", "NT", "H", "has_h0", "has_ht"])
 def vector_groups(
     o, td, md, vd, ed, od, Sd, Ud, h0, ht, cu, offsets, T, NT, H, has_h0, has_ht,
-    K: gl.constexpr, V: gl.constexpr, NM: gl.constexpr, OUT: gl.constexpr, SAVE: gl.constexpr, VFIRST: gl.constexpr,
-    VARLEN: gl.constexpr, TAIL: gl.constexpr, N: gl.constexpr, NC: gl.constexpr,
+    K: gl.constexpr, V: gl.constexpr, NM: gl.constexpr, OUT: gl.constexpr, SAVE: gl.constexpr, NC: gl.constexpr,
+    VFIRST: gl.constexpr, VARLEN: gl.constexpr, TAIL: gl.constexpr, N: gl.constexpr,
 ):  # fmt: skip
-    """One program a block of ``64 NC`` columns of V, head and sequence. OUT: write o. SAVE: write the state before each
-    32 tokens and the new values, transposed, as `vector_scan` with 2 and NEWS does. N: places of the ring."""
-    pid = gl.program_id(0)
-    NV: gl.constexpr = V // (64 * NC)
-    v0 = (pid % NV) * (64 * NC)
-    h = (pid // NV) % H
-    i = pid // (NV * H)
-    bos, length, first = sequence_of(cu, offsets, i, T, NT, VARLEN)
+    """One program a block of ``64 NC`` columns of V, head and sequence. OUT: write o. SAVE, with one group only: write
+    the state before each 32 tokens and the new values, transposed, as `vector_scan` with 2 and NEWS does. N: places of
+    the ring."""
+    v0, h, i, bos, length, first = block_of(cu, offsets, T, NT, H, V, 64 * NC, VARLEN)
     n = (length + 63) // 64 * 2
     state = (i.to(gl.int64) * H + h) * (K * V)
     dt: gl.constexpr = td.dtype
@@ -194,8 +190,8 @@ def vector_groups(
         as_ = gl.allocate_shared_memory(dt, [N, 32, 32], half)
         os = gl.allocate_shared_memory(dt, [NC, 32, 64], wide)
     if SAVE:
-        Ss = gl.allocate_shared_memory(dt, [NC, 64, K], wide)
-        Us = gl.allocate_shared_memory(dt, [NC, 64, 32], half)
+        Ss = gl.allocate_shared_memory(dt, [64, K], wide)
+        Us = gl.allocate_shared_memory(dt, [64, 32], half)
     bars = ring(N, NC)
     fence_async_shared()
     gl.thread_barrier()

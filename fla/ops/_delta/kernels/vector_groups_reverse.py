@@ -13,18 +13,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from fla.ops._common.gluon_language import gl
-from fla.ops._delta.kernels.scalar_groups import onward, places, ring, sequence_of
+from fla.ops._common.groups_kernels import block_of, onward, places, ring
 from fla.ops._delta.kernels.vector_groups import clear_chunk, store_chunk
 
 
 @gluon.jit
 def _copy(
     bars, kds, kus, qds, tbs, tms, as_, dos, es, td, md, dod, ed, bos, first, h, H, v0, n,
-    K: gl.constexpr, V: gl.constexpr, N: gl.constexpr, NC: gl.constexpr,
+    K: gl.constexpr, V: gl.constexpr, N: gl.constexpr,
 ):  # fmt: skip
     at = 0
     phase = 1
-    size: gl.constexpr = 64 * (3 * K + 96 + 64 * NC) + 4 * K
+    size: gl.constexpr = 64 * (3 * K + 160) + 4 * K
     for s in range(n):
         t = n - 1 - s
         w = (first + t // 2) * H + h
@@ -33,9 +33,7 @@ def _copy(
         full = bars.index(at)
         mbarrier.wait(bars.index(N + at), phase)
         mbarrier.expect(full, size)
-        tma.async_copy_global_to_shared(dod, [bos + t * 32, h * V + v0], full, dos.index(NC * at))
-        if NC == 2:
-            tma.async_copy_global_to_shared(dod, [bos + t * 32, h * V + v0 + 64], full, dos.index(2 * at + 1))
+        tma.async_copy_global_to_shared(dod, [bos + t * 32, h * V + v0], full, dos.index(at))
         tma.async_copy_global_to_shared(md, [tr + 64, 0], full, as_.index(at))
         tma.async_copy_global_to_shared(td, [tr + 64, 0], full, kus.index(at))
         tma.async_copy_global_to_shared(ed, [w * 2 + sub, 0], full, es.index(at))
@@ -50,15 +48,13 @@ def _copy(
 def _compute(
     bars, kds, kus, qds, tbs, tms, as_, dos, es, Xs, ys, dvs, dv, dvd, Xd, yd, dht, dh0, bos, first, length, h, H, v0,
     n, state, has_dht, has_dh0,
-    K: gl.constexpr, V: gl.constexpr, VFIRST: gl.constexpr, TAIL: gl.constexpr, N: gl.constexpr, NC: gl.constexpr,
-    W: gl.constexpr,
+    K: gl.constexpr, V: gl.constexpr, VFIRST: gl.constexpr, TAIL: gl.constexpr, N: gl.constexpr,
 ):  # fmt: skip
     dt: gl.constexpr = kds.dtype
     big: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, K, 16])
     small: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 32, 16])
     left_s: gl.constexpr = gl.DotOperandLayout(0, small, 2)
     left_b: gl.constexpr = gl.DotOperandLayout(0, big, 2)
-    v0 += 64 * W
     X = gl.zeros([64, K], gl.float32, layout=big)
     if has_dht != 0:
         X = gl.load(dht + state + places(v0, K, V, VFIRST, big)).to(gl.float32)
@@ -74,17 +70,17 @@ def _compute(
         mbarrier.wait(bars.index(at), phase)
         if TAIL:
             if left < 32:
-                clear_chunk(dos.index(NC * at + W), left)
-        dT = dos.index(NC * at + W).permute((1, 0))
+                clear_chunk(dos.index(at), left)
+        dT = dos.index(at).permute((1, 0))
         dn = warpgroup_mma(dT, as_.index(at), zero, use_acc=False, is_async=True)
         dn = warpgroup_mma(gl.convert_layout(Xb, left_s), kus.index(at).permute((1, 0)), dn, is_async=True)
         # The last step's copy out of this buffer has been read; those begun after it may be on their way.
         tma.store_wait(1 if TAIL else 2)
         gl.thread_barrier()
-        Xs.index(W).store(Xb)
+        Xs.store(Xb)
         fence_async_shared()
         gl.thread_barrier()
-        tma.async_copy_shared_to_global(Xd, [(w * 2 + sub) * V + v0, 0], Xs.index(W))
+        tma.async_copy_shared_to_global(Xd, [(w * 2 + sub) * V + v0, 0], Xs)
         dn = warpgroup_mma_wait(0, deps=[dn])
         dn = gl.convert_layout(dn.to(dt), left_s)
         dr = warpgroup_mma(dn, tbs.index(at), zero, use_acc=False, is_async=True)
@@ -95,12 +91,12 @@ def _compute(
         X = warpgroup_mma(gl.convert_layout((-dr).to(dt), left_b), kds.index(at), X, is_async=True)
         tma.store_wait(1)
         gl.thread_barrier()
-        dvs.index(W).permute((1, 0)).store(dr.to(dt))
-        ys.index(W).store(y.to(dt))
+        dvs.permute((1, 0)).store(dr.to(dt))
+        ys.store(y.to(dt))
         fence_async_shared()
         gl.thread_barrier()
-        tma.async_copy_shared_to_global(yd, [w * V + v0, sub * 32], ys.index(W))
-        store_chunk(dvs.index(W), dv, dvd, bos + t * 32, left, h, H, v0, V, TAIL)
+        tma.async_copy_shared_to_global(yd, [w * V + v0, sub * 32], ys)
+        store_chunk(dvs, dv, dvd, bos + t * 32, left, h, H, v0, V, TAIL)
         X = warpgroup_mma_wait(0, deps=[X])
         mbarrier.arrive(bars.index(N + at), count=1)
         at, phase = onward(at, phase, N)
@@ -113,16 +109,11 @@ def _compute(
 def vector_groups_reverse(
     dv, td, md, dod, ed, dvd, Xd, yd, dht, dh0, cu, offsets, T, NT, H, has_dht, has_dh0,
     K: gl.constexpr, V: gl.constexpr, VFIRST: gl.constexpr, VARLEN: gl.constexpr, TAIL: gl.constexpr,
-    N: gl.constexpr, NC: gl.constexpr,
+    N: gl.constexpr,
 ):  # fmt: skip
-    """One program a block of ``64 NC`` columns of V, head and sequence; writes what `vector_scan_bwd` writes. N: places
-    of the ring."""
-    pid = gl.program_id(0)
-    NV: gl.constexpr = V // (64 * NC)
-    v0 = (pid % NV) * (64 * NC)
-    h = (pid // NV) % H
-    i = pid // (NV * H)
-    bos, length, first = sequence_of(cu, offsets, i, T, NT, VARLEN)
+    """One program with one group a block of 64 columns of V, head and sequence; writes what `vector_scan_bwd` writes.
+    N: places of the ring."""
+    v0, h, i, bos, length, first = block_of(cu, offsets, T, NT, H, V, 64, VARLEN)
     n = (length + 63) // 64 * 2
     state = (i.to(gl.int64) * H + h) * (K * V)
     dt: gl.constexpr = td.dtype
@@ -132,39 +123,23 @@ def vector_groups_reverse(
     kds = gl.allocate_shared_memory(dt, [N, 32, K], wide)
     kus = gl.allocate_shared_memory(dt, [N, 32, K], wide)
     qds = gl.allocate_shared_memory(dt, [N, 32, K], wide)
-    dos = gl.allocate_shared_memory(dt, [NC * N, 32, 64], wide)
+    dos = gl.allocate_shared_memory(dt, [N, 32, 64], wide)
     tbs = gl.allocate_shared_memory(dt, [N, 32, 32], half)
     tms = gl.allocate_shared_memory(dt, [N, 32, 32], half)
     as_ = gl.allocate_shared_memory(dt, [N, 32, 32], half)
     es = gl.allocate_shared_memory(gl.float32, [N, 1, K], flat)
-    Xs = gl.allocate_shared_memory(dt, [NC, 64, K], wide)
-    ys = gl.allocate_shared_memory(dt, [NC, 64, 32], half)
-    dvs = gl.allocate_shared_memory(dt, [NC, 32, 64], wide)
-    bars = ring(N, NC)
+    Xs = gl.allocate_shared_memory(dt, [64, K], wide)
+    ys = gl.allocate_shared_memory(dt, [64, 32], half)
+    dvs = gl.allocate_shared_memory(dt, [32, 64], wide)
+    bars = ring(N, 1)
     fence_async_shared()
     gl.thread_barrier()
-    # Constants stay constants only in tuples that are written out.
-    if NC == 2:
-        gl.warp_specialize(
-            [
-                (_compute, (bars, kds, kus, qds, tbs, tms, as_, dos, es, Xs, ys, dvs, dv, dvd, Xd, yd, dht, dh0, bos,
-                            first, length, h, H, v0, n, state, has_dht, has_dh0, K, V, VFIRST, TAIL, N, NC, 0)),
-                (_compute, (bars, kds, kus, qds, tbs, tms, as_, dos, es, Xs, ys, dvs, dv, dvd, Xd, yd, dht, dh0, bos,
-                            first, length, h, H, v0, n, state, has_dht, has_dh0, K, V, VFIRST, TAIL, N, NC, 1)),
-                (_copy, (bars, kds, kus, qds, tbs, tms, as_, dos, es, td, md, dod, ed, bos, first, h, H, v0, n, K, V, N,
-                         NC)),
-            ],
-            [4, 1],
-            [232, 40],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (_compute, (bars, kds, kus, qds, tbs, tms, as_, dos, es, Xs, ys, dvs, dv, dvd, Xd, yd, dht, dh0, bos,
-                            first, length, h, H, v0, n, state, has_dht, has_dh0, K, V, VFIRST, TAIL, N, NC, 0)),
-                (_copy, (bars, kds, kus, qds, tbs, tms, as_, dos, es, td, md, dod, ed, bos, first, h, H, v0, n, K, V, N,
-                         NC)),
-            ],
-            [1],
-            [40],
-        )  # fmt: skip
+    gl.warp_specialize(
+        [
+            (_compute, (bars, kds, kus, qds, tbs, tms, as_, dos, es, Xs, ys, dvs, dv, dvd, Xd, yd, dht, dh0, bos, first,
+                        length, h, H, v0, n, state, has_dht, has_dh0, K, V, VFIRST, TAIL, N)),
+            (_copy, (bars, kds, kus, qds, tbs, tms, as_, dos, es, td, md, dod, ed, bos, first, h, H, v0, n, K, V, N)),
+        ],
+        [1],
+        [40],
+    )  # fmt: skip

@@ -30,6 +30,43 @@ def state_ptrs(
     return at, (cv < V) & (ck < K)
 
 
+@triton.jit
+def first_state(
+    p, n, seg, h, H, NSEG, v0, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr,
+    VFIRST: tl.constexpr, SPLIT: tl.constexpr, GIVEN: tl.constexpr,
+):  # fmt: skip
+    """What a pass starts from: the identity for the map of a segment, the state of that, of the sequence, or 0."""
+    ck = tl.arange(0, KP)
+    if SPLIT == 2:
+        S = tl.where((v0 - VP + tl.arange(0, BV))[:, None] == ck[None, :], 1.0, 0.0)
+    elif SPLIT == 1:
+        cv = v0 + tl.arange(0, BV)
+        at = p + (((n.to(tl.int64) * NSEG + seg) * H + h) * VP + cv[:, None]) * KP + ck[None, :]
+        S = tl.load(at)
+    elif GIVEN:
+        at, ok = state_ptrs(p, n, h, H, v0, K, V, KP, BV, VFIRST)
+        S = tl.load(at, mask=ok, other=0.0).to(tl.float32)
+    else:
+        S = tl.zeros((BV, KP), tl.float32)
+    return S
+
+
+@triton.jit
+def last_state(
+    p, S, n, seg, h, H, NSEG, iv, v0, last, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr,
+    BV: tl.constexpr, VFIRST: tl.constexpr, SPLIT: tl.constexpr, WANTED: tl.constexpr,
+):  # fmt: skip
+    """Store what a pass ends with: the map of a segment, or the state after the sequence's ``last`` one."""
+    if SPLIT == 2:
+        ck = tl.arange(0, KP)
+        cv = iv * BV + tl.arange(0, BV)
+        at = p + (((n.to(tl.int64) * NSEG + seg) * H + h) * (VP + KP) + cv[:, None]) * KP + ck[None, :]
+        tl.store(at, S)
+    elif WANTED:
+        at, ok = state_ptrs(p, n, h, H, v0, K, V, KP, BV, VFIRST)
+        tl.store(at, S, mask=ok & last)
+
+
 @triton.jit(do_not_specialize=["T", "NT", "H", "STEPS", "NSEG"])
 def vector_scan(
     decay,
@@ -109,17 +146,9 @@ def vector_scan(
     top = tl.zeros((BV,), tl.float32)
     if SPLIT == 2:
         value = tl.where(v0 >= VP, 0.0, 1.0)
-        S = tl.where((v0 - VP + tl.arange(0, BV))[:, None] == ck[None, :], 1.0, 0.0)
+    S = first_state(h0, n, seg, h, H, NSEG, v0, K, V, KP, VP, BV, VFIRST, SPLIT, INIT)
+    if SPLIT == 2:
         v0 = v0 % VP
-    elif SPLIT == 1:
-        cv = v0 + tl.arange(0, BV)
-        at = h0 + (((n.to(tl.int64) * NSEG + seg) * H + h) * VP + cv[:, None]) * KP + ck[None, :]
-        S = tl.load(at)
-    elif INIT:
-        at, ok = state_ptrs(h0, n, h, H, v0, K, V, KP, BV, VFIRST)
-        S = tl.load(at, mask=ok, other=0.0).to(tl.float32)
-    else:
-        S = tl.zeros((BV, KP), tl.float32)
     for t in tl.range(begin, end, num_stages=STAGES):
         w = (first + t // 2) * H + h
         sub = t % 2
@@ -175,13 +204,7 @@ def vector_scan(
                 ROWS,
                 COLS,
             )
-    if SPLIT == 2:
-        cv = iv * BV + tl.arange(0, BV)
-        at = ht + (((n.to(tl.int64) * NSEG + seg) * H + h) * (VP + KP) + cv[:, None]) * KP + ck[None, :]
-        tl.store(at, S)
-    elif FINAL:
-        at, ok = state_ptrs(ht, n, h, H, v0, K, V, KP, BV, VFIRST)
-        tl.store(at, S, mask=ok & last)
+    last_state(ht, S, n, seg, h, H, NSEG, iv, v0, last, K, V, KP, VP, BV, VFIRST, SPLIT, FINAL)
     if PART == 1 and OUT:
         judge(long, top, S, 1)
 
@@ -294,17 +317,9 @@ def vector_scan_bwd(
     top = tl.zeros((BV,), tl.float32)
     if SPLIT == 2:
         value = tl.where(v0 >= VP, 0.0, 1.0)
-        X = tl.where((v0 - VP + tl.arange(0, BV))[:, None] == ck[None, :], 1.0, 0.0)
+    X = first_state(dht, n, seg, h, H, NSEG, v0, K, V, KP, VP, BV, VFIRST, SPLIT, FINAL)
+    if SPLIT == 2:
         v0 = v0 % VP
-    elif SPLIT == 1:
-        cv = v0 + tl.arange(0, BV)
-        at = dht + (((n.to(tl.int64) * NSEG + seg) * H + h) * VP + cv[:, None]) * KP + ck[None, :]
-        X = tl.load(at)
-    elif FINAL:
-        at, ok = state_ptrs(dht, n, h, H, v0, K, V, KP, BV, VFIRST)
-        X = tl.load(at, mask=ok, other=0.0).to(tl.float32)
-    else:
-        X = tl.zeros((BV, KP), tl.float32)
     for s in tl.range(0, end - begin, num_stages=STAGES):
         t = end - 1 - s
         w = (first + t // 2) * H + h
@@ -354,12 +369,6 @@ def vector_scan_bwd(
                 ROWS,
                 COLS,
             )
-    if SPLIT == 2:
-        cv = iv * BV + tl.arange(0, BV)
-        at = dh0 + (((n.to(tl.int64) * NSEG + seg) * H + h) * (VP + KP) + cv[:, None]) * KP + ck[None, :]
-        tl.store(at, X)
-    elif INIT:
-        at, ok = state_ptrs(dh0, n, h, H, v0, K, V, KP, BV, VFIRST)
-        tl.store(at, X, mask=ok & (begin == 0))
+    last_state(dh0, X, n, seg, h, H, NSEG, iv, v0, (begin == 0), K, V, KP, VP, BV, VFIRST, SPLIT, INIT)
     if PART == 1 and SPLIT != 2:
         judge(long, top, X, 3)
