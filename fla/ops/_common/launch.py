@@ -136,7 +136,8 @@ def descriptor(x: Tensor, rows: int, cols: int, block_rows: int, block_cols: int
     return Matrix((x, rows, cols, block_rows, block_cols))
 
 
-_HERE = contextlib.nullcontext()
+# What `on_device` returns where the current device is right: nothing to enter.
+HERE = contextlib.nullcontext()
 # Without torch's question whether CUDA is there: a tensor on it says so.
 _capturing: Callable[[], bool] = getattr(
     torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
@@ -154,7 +155,7 @@ def on_device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
         _capturing()
         if x.get_device() != _current_device():
             return torch.cuda.device(x.device)
-    return _HERE
+    return HERE
 
 
 def aligned(x: Tensor) -> Tensor:

@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: MIT
-"""How an engine runs a call that it knows, and tells dispatch so that the next one comes straight to it."""
+"""How an engine runs a call that it knows, differentiable or not, and tells dispatch of it, so that the next one comes
+straight to it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fla.backends import doors
-from fla.ops._common.launch import on_device
+from fla.ops._common.launch import HERE, aligned, on_device
 from fla.ops._common.policy import chip_of
+from fla.ops._common.single import applied, once, savable
+from fla.ops._common.tape import Body, Known
 
 
 def served(run: Callable[..., Any], inputs: tuple[Any, ...], *static: Any) -> Any:
@@ -24,8 +30,62 @@ def served(run: Callable[..., Any], inputs: tuple[Any, ...], *static: Any) -> An
         def again(inputs: tuple[Any, ...]) -> Any:
             if chip is not None and chip_of(device) != chip:
                 return None
-            with on_device(inputs[0]):
+            here = on_device(inputs[0])
+            if here is HERE:
+                return run(inputs, *static)
+            with here:
                 return run(inputs, *static)
 
         doors.offer(again, inputs, result)
     return result
+
+
+def differentiable(
+    name: str, forward: Body, backward: Body, state: int, keeps: Callable[..., bool] | None = None
+) -> Callable[..., Any]:
+    """``(inputs, known, *static) -> (o, final state or None)``, an autograd function of an engine.
+
+    ``forward(*inputs, call, *static)`` returns these two and what ``backward`` needs of its own. That is given the
+    inputs, o where ``keeps(call, *static)`` (else None; no such place without ``keeps``), those, the gradients of the
+    two, the call, and whether the initial state, the input with the index ``state``, needs a gradient. It returns
+    gradients of the inputs, in order, as far as any has one. The third input is shaped like o, the last is cu_seqlens.
+    """
+
+    def run(ctx: Any, known: Known, inputs: tuple[Any, ...], static: tuple[Any, ...], made: Any, *given: Any) -> Any:
+        o, ht, *saved = made or known.run("forward", forward, inputs, *static)
+        if keeps is None:
+            ctx.save_for_backward(*inputs, *saved)
+        else:
+            ctx.save_for_backward(*inputs, o if keeps(known.call, *static) else None, *saved)
+        ctx.known = known
+        ctx.set_materialize_grads(False)
+        return o, ht
+
+    @once
+    def back(ctx: Any, do: Tensor | None, dht: Tensor | None = None) -> tuple[Any, ...]:
+        known = ctx.known
+        if do is None and dht is None:
+            return (None,) * (4 + len(known.places))
+        saved = ctx.saved_tensors
+        do = torch.zeros_like(saved[2]) if do is None else aligned(do)
+        dht = None if dht is None else dht.contiguous()
+        into_state = saved[state] is not None and ctx.needs_input_grad[4 + known.places.index(state)]
+        which = ("backward", into_state, dht is None)
+        here = on_device(do)
+        if here is HERE:
+            grads = known.run(which, backward, (*saved, do, dht), into_state)
+        else:
+            with here:
+                grads = known.run(which, backward, (*saved, do, dht), into_state)
+        return None, None, None, None, *known.given(grads)
+
+    members = {"forward": staticmethod(run), "backward": staticmethod(back), "__module__": forward.__module__}
+    apply = applied(type(name, (torch.autograd.Function,), members))
+
+    def train(inputs: tuple[Any, ...], known: Known, *static: Any) -> Any:
+        if inputs[-1] is not None:
+            inputs = (*inputs[:-1], savable(inputs[-1]))
+        # The kernels run before torch makes its node, and absent inputs are not given to it: a caller waits for both.
+        return apply(known, inputs, static, known.first("forward", inputs), *known.given(inputs))
+
+    return train

@@ -13,8 +13,7 @@ from fla.ops._common.device_index import chunk_table, known_table
 from fla.ops._common.first_call import first_call
 from fla.ops._common.launch import aligned, on_device
 from fla.ops._common.room import carve, like, room_for, total
-from fla.ops._common.served import served
-from fla.ops._common.single import applied, once, savable
+from fla.ops._common.served import differentiable, served
 from fla.ops._common.tape import Known, KnownCalls, look
 from fla.ops._delta import scalar
 from fla.ops._delta.scalar import Passed, ScalarCall
@@ -58,8 +57,8 @@ def _passes(
 
 def _backward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, A_log: Tensor | None, dt_bias: Tensor | None,
-    h0: Tensor | None, read: Tensor | None, cu: Tensor | None, room: Tensor, entry: Tensor | None, long: Tensor | None,
-    rows: Tensor | None, offsets: Tensor | None, o: Tensor | None, do: Tensor, dht: Tensor | None, call: ScalarCall,
+    h0: Tensor | None, read: Tensor | None, cu: Tensor | None, o: Tensor | None, room: Tensor, entry: Tensor | None,
+    long: Tensor | None, rows: Tensor | None, offsets: Tensor | None, do: Tensor, dht: Tensor | None, call: ScalarCall,
     into_state: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     if cu is not None and rows is not None and offsets is not None:
@@ -86,38 +85,7 @@ def _backward(
     return r.dq, r.dk, dv, dg, r.dbeta.to(beta.dtype), dA, dbias, dh0, r.dread
 
 
-class ScalarDelta(torch.autograd.Function):
-    """(o, final state or None) of the delta rule with no or scalar decay; see `delta_rule`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor, A_log: Tensor | None,
-        dt_bias: Tensor | None, h0: Tensor | None, read: Tensor | None, cu: Tensor | None, known: Known,
-        final: bool,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        inputs = (q, k, v, g, beta, A_log, dt_bias, h0, read, savable(cu))
-        o, ht, *saved = known.run("forward", _forward, inputs, final, True)
-        ctx.save_for_backward(*inputs, *saved, o if known.call.keeps_output else None)
-        ctx.known = known
-        ctx.set_materialize_grads(False)
-        return o, ht
-
-    @staticmethod
-    @once
-    def backward(ctx: Any, do: Tensor | None, dht: Tensor | None = None) -> tuple[Tensor | None, ...]:
-        if do is None and dht is None:
-            return (None,) * 12
-        saved = ctx.saved_tensors
-        do = torch.zeros_like(saved[2]) if do is None else aligned(do)
-        dht = None if dht is None else dht.contiguous()
-        into_state = ctx.needs_input_grad[7]
-        with on_device(do):
-            name = ("backward", into_state, dht is None)
-            grads = ctx.known.run(name, _backward, (*saved, do, dht), into_state)
-        return *grads, None, None, None
-
-
-_scalar_delta = applied(ScalarDelta)
+_train = differentiable("ScalarDelta", _forward, _backward, 7, lambda call, *static: call.keeps_output)
 _calls = KnownCalls()
 
 
@@ -130,7 +98,7 @@ def _compile_ahead(call: ScalarCall, inputs: tuple[Any, ...], final: bool) -> No
         o, _, *saved = _forward(*x, call, final, train)  # type: ignore[call-arg, arg-type]
         if train:
             kept = o if call.keeps_output else None
-            _backward(*x, *saved, kept, o, None, call, into_state)  # type: ignore[call-arg, arg-type]
+            _backward(*x, kept, *saved, o, None, call, into_state)  # type: ignore[call-arg, arg-type]
 
     s = call.shape
     flags = (
@@ -191,13 +159,10 @@ def _run(inputs: tuple[Any, ...], known: Known, final: bool) -> tuple[Tensor, Te
     if known.call.table.varlen:
         # The call came with a table of its own.
         inputs = (*inputs[:-1], None)
-    found: tuple[Tensor, Tensor | None] = served(_train if needs_backward(inputs) else _infer, inputs, known, final)
+    train = needs_backward(inputs)
+    found: tuple[Tensor, Tensor | None] = served(_train if train else _infer, inputs, known, final, train)
     return found
 
 
-def _train(inputs: tuple[Any, ...], known: Known, final: bool) -> Any:
-    return _scalar_delta(*inputs, known, final)
-
-
-def _infer(inputs: tuple[Any, ...], known: Known, final: bool) -> Any:
-    return known.run("infer", _forward, inputs, final, False)
+def _infer(inputs: tuple[Any, ...], known: Known, *static: bool) -> Any:
+    return known.run("infer", _forward, inputs, *static)

@@ -5,21 +5,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fla.backends import needs_backward
 from fla.ops._common.device_index import known_table
 from fla.ops._common.first_call import first_call
-from fla.ops._common.launch import aligned, on_device
 from fla.ops._common.room import like
-from fla.ops._common.single import applied, once, savable
+from fla.ops._common.served import differentiable
 from fla.ops._common.tape import Known
 from fla.ops._delta.vector_work import VectorCall, Work
 
 
 def compile_ahead(call: VectorCall, inputs: tuple[Any, ...], final: bool) -> None:
-    """Have the kernels of a call compiled side by side; ``inputs`` as those of `VectorDelta`."""
+    """Have the kernels of a call compiled side by side; ``inputs`` as those of `_forward`."""
     train = needs_backward(inputs)
     into_state = inputs[7] is not None and inputs[7].requires_grad
 
@@ -104,58 +102,11 @@ def _backward(
 
 
 def infer(inputs: tuple[Tensor | None, ...], known: Known, final: bool) -> Any:
-    """(o, final state or None) without gradients; ``inputs`` as those of `VectorDelta`, `cu_seqlens` included."""
+    """(o, final state or None) without gradients; ``inputs`` as those of `_forward`, `cu_seqlens` included."""
     return known.run("infer", _infer, inputs, final)
 
 
-class VectorDelta(torch.autograd.Function):
-    """Chunked delta rule with a decay per key channel. Returns (o, final state or None).
-
-    Saved: the inputs, the output where q and k are normed, the scaled tiles, the inverse and the scores of each chunk
-    of 32 tokens; with ``call.keep`` also the states and new values, which are otherwise computed again.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        g: Tensor,
-        beta: Tensor,
-        a_log: Tensor | None,
-        dt_bias: Tensor | None,
-        h0: Tensor | None,
-        cu_seqlens: Tensor | None,
-        known: Known,
-        final: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        inputs = (q, k, v, g, beta, a_log, dt_bias, h0, savable(cu_seqlens))
-        o, ht, *saved = known.run("forward", _forward, inputs, final)
-        # Only what the norms take away from the gradients needs the output; one that is not saved may be written to.
-        ctx.save_for_backward(*inputs, o if known.call.norm else None, *saved)
-        ctx.known = known
-        ctx.set_materialize_grads(False)
-        return o, ht
-
-    @staticmethod
-    @once
-    def backward(ctx: Any, do: Tensor | None, dht: Tensor | None) -> tuple[Any, ...]:
-        if do is None and dht is None:
-            return (None,) * 11
-        saved = ctx.saved_tensors
-        do = torch.zeros_like(saved[2]) if do is None else aligned(do)
-        dht = None if dht is None else dht.contiguous()
-        into_state = ctx.needs_input_grad[7]
-        with on_device(do):
-            name = ("backward", into_state, dht is None)
-            grads = ctx.known.run(name, _backward, (*saved, do, dht), into_state)
-        return *grads, None, None, None
-
-
-_vector_delta = applied(VectorDelta)
-
-
-def train(inputs: tuple[Tensor | None, ...], known: Known, final: bool) -> Any:
-    """`infer`, differentiable."""
-    return _vector_delta(*inputs, known, final)
+# Saved: the inputs, the output where q and k are normed (only what the norms take away from the gradients needs it; one
+# that is not saved may be written to), the scaled tiles, the inverse and the scores of each chunk of 32 tokens; with
+# ``call.keep`` also the states and new values, which are otherwise computed again.
+train = differentiable("VectorDelta", _forward, _backward, 7, lambda call, final: call.norm)

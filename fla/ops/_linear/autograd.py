@@ -13,8 +13,7 @@ from fla.ops._common.device_index import known_table
 from fla.ops._common.first_call import first_call
 from fla.ops._common.launch import aligned, on_device
 from fla.ops._common.room import like
-from fla.ops._common.served import served
-from fla.ops._common.single import applied, once, savable
+from fla.ops._common.served import differentiable, served
 from fla.ops._common.tape import Known, KnownCalls, look, refuse_transforms
 from fla.ops._linear import scalar
 from fla.ops._linear.kernels.scalar_scan import HEAD_DECAY, NO_DECAY, TOKEN_DECAY
@@ -48,44 +47,14 @@ def _backward(
     dh0 = like(h0) if into_state and h0 is not None else None
     decays = Decays(sums, gamma)
     if call.plan.thrice:
-        return *scalar.thrice(call, q, k, v, do, decays, h0, dht, dh0, entry), None, dh0
+        return *scalar.thrice(call, q, k, v, do, decays, h0, dht, dh0, entry), None, None, dh0
     # The states are computed again: keeping them costs as much memory traffic as the pass itself.
     S, X, dv = scalar.states(call, q, k, v, do, decays, h0, dht, dh0, entry)
     dq, dk, dg = scalar.gradients(call, q, k, v, g, decays, do, S, X)
-    return dq, dk, dv, dg, dh0
+    return dq, dk, dv, dg, None, dh0
 
 
-class ScalarLinear(torch.autograd.Function):
-    """``(o, final state or None)``; see `scalar_linear`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gamma: Tensor | None, h0: Tensor | None,
-        cu: Tensor | None, known: Known, final: bool,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        inputs = (q, k, v, g, gamma, h0, savable(cu))
-        o, ht, *saved = known.run("forward", _forward, inputs, final, True)
-        ctx.save_for_backward(*inputs, *saved)
-        ctx.known = known
-        ctx.set_materialize_grads(False)
-        return o, ht
-
-    @staticmethod
-    @once
-    def backward(ctx: Any, do: Tensor | None, dht: Tensor | None = None) -> tuple[Tensor | None, ...]:
-        if do is None and dht is None:
-            return (None,) * 9
-        saved = ctx.saved_tensors
-        do = torch.zeros_like(saved[2]) if do is None else aligned(do)
-        dht = None if dht is None else dht.contiguous()
-        into_state = ctx.needs_input_grad[5]
-        with on_device(do):
-            name = ("backward", into_state, dht is None)
-            dq, dk, dv, dg, dh0 = ctx.known.run(name, _backward, (*saved, do, dht), into_state)
-        return dq, dk, dv, dg, None, dh0, None, None, None
-
-
-_scalar_linear = applied(ScalarLinear)
+_train = differentiable("ScalarLinear", _forward, _backward, 5)
 _calls = KnownCalls()
 
 
@@ -158,16 +127,13 @@ def scalar_linear(
 
 
 def _run(inputs: tuple[Any, ...], known: Known, final: bool) -> tuple[Tensor, Tensor | None]:
-    found: tuple[Tensor, Tensor | None] = served(_train if needs_backward(inputs) else _infer, inputs, known, final)
+    train = needs_backward(inputs)
+    found: tuple[Tensor, Tensor | None] = served(_train if train else _infer, inputs, known, final, train)
     return found
 
 
-def _train(inputs: tuple[Any, ...], known: Known, final: bool) -> Any:
-    return _scalar_linear(*inputs, known, final)
-
-
-def _infer(inputs: tuple[Any, ...], known: Known, final: bool) -> Any:
-    return known.run("infer", _forward, inputs, final, False)
+def _infer(inputs: tuple[Any, ...], known: Known, *static: bool) -> Any:
+    return known.run("infer", _forward, inputs, *static)
 
 
 def _reversed(

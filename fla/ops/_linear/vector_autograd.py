@@ -12,8 +12,7 @@ from fla.backends import needs_backward
 from fla.ops._common.first_call import first_call
 from fla.ops._common.launch import aligned, on_device
 from fla.ops._common.room import like
-from fla.ops._common.served import served
-from fla.ops._common.single import applied, once, savable
+from fla.ops._common.served import differentiable, served
 from fla.ops._common.tape import Body, Known, KnownCalls, look
 from fla.ops._linear.vector import VectorCall, Work
 
@@ -55,7 +54,12 @@ def _values(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, h0: Tensor | None, cu: Tensor | None, call: VectorCall, final: bool,
     softmax: bool, save: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """As `_keys` with a decay per value channel; the reason why this is right stands at `ValueDecay`."""
+    """As `_keys` with a decay per value channel.
+
+    ``sum_ij (q_i . k_j) (do_i . v_j e^(b_i - b_j))`` over j <= i is symmetric under swapping (q, k) with (do, v): this
+    recurrence is the one with a decay per key channel in which v and g are the keys, k the values and q the gradient of
+    the output. Its output is that one's dq, and its gradients are that one's output and gradients.
+    """
     work = Work(call, None, v, k, g, None, cu)
     work.prep()
     ht = work.state() if final else None
@@ -106,72 +110,8 @@ def _compile_ahead(
     first_call(set(), forward, lambda: (*sizes, train, into_state, final, more), inputs, step)
 
 
-class KeyDecay(torch.autograd.Function):
-    """``(o, final state or None)`` with a decay per key channel; see `vector_linear`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, u: Tensor | None, h0: Tensor | None, cu: Tensor | None,
-        known: Known, final: bool,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        inputs = (q, k, v, g, u, h0, savable(cu))
-        o, ht, *saved = known.run("forward", _keys, inputs, final, True)
-        ctx.save_for_backward(*inputs, *saved)
-        ctx.known = known
-        ctx.set_materialize_grads(False)
-        return o, ht
-
-    @staticmethod
-    @once
-    def backward(ctx: Any, do: Tensor | None, dht: Tensor | None = None) -> tuple[Any, ...]:
-        if do is None and dht is None:
-            return (None,) * 9
-        saved = ctx.saved_tensors
-        do = torch.zeros_like(saved[2]) if do is None else aligned(do)
-        dht = None if dht is None else dht.contiguous()
-        into_state = ctx.needs_input_grad[5]
-        with on_device(do):
-            name = ("backward", into_state, dht is None)
-            grads = ctx.known.run(name, _keys_backward, (*saved, do, dht), into_state)
-        return *grads, None, None, None
-
-
-class ValueDecay(torch.autograd.Function):
-    """``(o, final state or None)`` with a decay per value channel; see `vector_linear`.
-
-    ``sum_ij (q_i . k_j) (do_i . v_j e^(b_i - b_j))`` over j <= i is symmetric under swapping (q, k) with (do, v): this
-    recurrence is the one with a decay per key channel in which v and g are the keys, k the values and q the gradient of
-    the output. Its output is that one's dq, and its gradients are that one's output and gradients.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, h0: Tensor | None, cu: Tensor | None, known: Known,
-        final: bool, softmax: bool,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        inputs = (q, k, v, g, h0, savable(cu))
-        o, ht, *saved = known.run("forward", _values, inputs, final, softmax, True)
-        ctx.save_for_backward(*inputs, o if softmax else None, *saved)
-        ctx.known = known
-        ctx.set_materialize_grads(False)
-        return o, ht
-
-    @staticmethod
-    @once
-    def backward(ctx: Any, do: Tensor | None, dht: Tensor | None = None) -> tuple[Any, ...]:
-        if do is None and dht is None:
-            return (None,) * 9
-        saved = ctx.saved_tensors
-        do = torch.zeros_like(saved[2]) if do is None else aligned(do)
-        dht = None if dht is None else dht.contiguous()
-        into_state = ctx.needs_input_grad[4]
-        with on_device(do):
-            name = ("backward", into_state, dht is None)
-            grads = ctx.known.run(name, _values_backward, (*saved, do, dht), into_state)
-        return *grads, None, None, None, None
-
-
-_key_decay, _value_decay = applied(KeyDecay), applied(ValueDecay)
+_train_keys = differentiable("KeyDecay", _keys, _keys_backward, 5)
+_train_values = differentiable("ValueDecay", _values, _values_backward, 4, lambda call, final, softmax, save: softmax)
 
 
 def _c(x: Tensor | None) -> Tensor | None:
@@ -237,28 +177,18 @@ def _of_values(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _run(inputs: tuple[Any, ...], known: Known, final: bool, softmax: bool) -> tuple[Tensor, Tensor | None]:
-    by_keys = inputs[4] is None
-    if needs_backward(inputs):
-        run, static = (_train_keys, (final,)) if by_keys else (_train_values, (final, softmax))
+    train = needs_backward(inputs)
+    found: tuple[Tensor, Tensor | None]
+    if inputs[4] is None:
+        found = served(_train_keys if train else _infer_keys, _of_keys(inputs), known, final, train)
     else:
-        run, static = (_infer_keys, (final,)) if by_keys else (_infer_values, (final, softmax))
-    found: tuple[Tensor, Tensor | None] = served(
-        run, _of_keys(inputs) if by_keys else _of_values(inputs), known, *static
-    )
+        found = served(_train_values if train else _infer_values, _of_values(inputs), known, final, softmax, train)
     return found
 
 
-def _train_keys(inputs: tuple[Any, ...], known: Known, *static: bool) -> Any:
-    return _key_decay(*inputs, known, *static)
-
-
-def _train_values(inputs: tuple[Any, ...], known: Known, *static: bool) -> Any:
-    return _value_decay(*inputs, known, *static)
-
-
 def _infer_keys(inputs: tuple[Any, ...], known: Known, *static: bool) -> Any:
-    return known.run("infer", _keys, inputs, *static, False)
+    return known.run("infer", _keys, inputs, *static)
 
 
 def _infer_values(inputs: tuple[Any, ...], known: Known, *static: bool) -> Any:
-    return known.run("infer", _values, inputs, *static, False)
+    return known.run("infer", _values, inputs, *static)

@@ -6,13 +6,15 @@ from __future__ import annotations
 import gc
 import weakref
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
 
-from fla.ops._common import tape
+from fla.ops._common import tape, written
 from fla.ops._common.bound import Matrix, bind
 from fla.ops._common.tape import KnownCalls, look, taped
 
@@ -165,10 +167,17 @@ class Scratch(Engine):
         return (out.view(3, 2), None)
 
 
-def test_buffers_that_only_kernels_see_share_an_allocation(monkeypatch) -> None:
-    made = []
+def _allocations(monkeypatch) -> list:
+    """Sizes of what is allocated from here on."""
+    made: list = []
     allocate = torch.empty_strided
     monkeypatch.setattr(torch, "empty_strided", lambda *a, **k: made.append(a[0]) or allocate(*a, **k))
+    monkeypatch.setattr(written, "_quick_empty", lambda device: None)
+    return made
+
+
+def test_buffers_that_only_kernels_see_share_an_allocation(monkeypatch) -> None:
+    made = _allocations(monkeypatch)
     engine, tapes = Scratch(), {}
     for i in range(4):
         x = torch.randn(2, 3)
@@ -191,10 +200,8 @@ def test_buffers_that_only_kernels_see_share_an_allocation(monkeypatch) -> None:
 
 
 def test_large_buffers_are_allocated_one_by_one(monkeypatch) -> None:
-    made = []
-    allocate = torch.empty_strided
-    monkeypatch.setattr(torch, "empty_strided", lambda *a, **k: made.append(a[0]) or allocate(*a, **k))
-    monkeypatch.setattr(tape, "_ROOM", 100)
+    made = _allocations(monkeypatch)
+    monkeypatch.setattr(written, "_ROOM", 100)
     engine, tapes = Scratch(), {}
     for _ in range(3):
         made.clear()
@@ -266,3 +273,81 @@ def test_calls_that_cannot_be_known_are_not_kept(monkeypatch) -> None:
     for i in range(3):
         calls.add((("seen",), (i,)), i)
     assert [calls.get((("seen",), (i,))) is None for i in range(3)] == [True, True, False]
+
+
+class Plain(Engine):
+    """A body that launches on its input alone."""
+
+    def body(self, x, call):
+        self.runs += 1
+        self._launch(5, (x, Matrix((x, 3, 16, 1, 16)), None))
+        return (x * 2,)
+
+
+def test_a_launch_with_addresses_seen_before_hands_over_what_was_made_then() -> None:
+    engine, known = Plain(), tape.Known("call")
+    xs = [torch.randn(3, 16) for _ in range(3)]
+    for x in (xs[0], xs[0], *xs, *xs):
+        (double,) = known.run("body", engine.body, (x,))
+        assert torch.equal(double, x * 2)
+        (handed,) = engine.sink[-1:]
+        at = [e.what[0] if isinstance(e, PyCUtensorMap) else e for e in handed]
+        assert at.count(x.data_ptr()) == 2
+    assert engine.runs == 2
+    assert [a is b for a, b in zip(engine.sink[2:5], engine.sink[5:], strict=True)] == [True] * 3
+
+
+def test_lists_of_arguments_are_kept_up_to_a_number(monkeypatch) -> None:
+    monkeypatch.setattr(written, "_LAUNCHES_AT_MOST", 2)
+    engine, known = Plain(), tape.Known("call")
+    xs = [torch.randn(3, 16) for _ in range(4)]
+    for _ in range(3):
+        for x in xs:
+            known.run("body", engine.body, (x,))
+            assert x.data_ptr() in engine.sink[-1]
+    assert engine.runs == 2
+    assert len({id(e) for e in engine.sink[2:]}) == 10
+
+
+def test_kernels_that_come_before_their_node_leave_gradients_alone() -> None:
+    engine, known = Plain(), tape.Known("call")
+    x = torch.randn(3, 16, requires_grad=True)
+    assert known.first("body", (x,)) is None
+    with torch.no_grad():
+        for _ in range(2):
+            assert known.first("body", (x,)) is None
+            known.run("body", engine.body, (x,))
+    (double,) = known.first("body", (x,))
+    assert not double.requires_grad
+    assert torch.is_grad_enabled()
+    with torch.no_grad():
+        known.first("body", (x,))
+        assert not torch.is_grad_enabled()
+    runs = len(engine.sink)
+    torch.func.vjp(lambda y: y if known.first("body", (x,)) is None else None, torch.ones(1))
+    assert len(engine.sink) == runs, "transforms go the long way, which refuses them"
+
+
+def test_who_watches_allocations_sees_those_of_a_written_out_body() -> None:
+    class Sizes(TorchDispatchMode):
+        seen: ClassVar[list] = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            self.seen.append((func._schema.name, tuple(out.shape)))
+            return out
+
+    engine, tapes = Scratch(), {}
+    x = torch.randn(2, 3)
+    for _ in range(3):
+        taped(tapes, "forward", engine.body, (x,), 0.5)
+    with Sizes() as mode:
+        taped(tapes, "forward", engine.body, (x,), 0.5)
+    assert ("aten::empty_strided", (3072,)) in mode.seen
+    torch.use_deterministic_algorithms(True)
+    try:
+        out, _ = taped(tapes, "forward", engine.body, (x,), 0.5)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert engine.runs == 2
+    assert out.isnan().all(), "torch fills new memory so that reading it shows"
