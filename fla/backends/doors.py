@@ -4,7 +4,8 @@
 Validation, capabilities, verifiers and the function that runs look at the same few facts of a call, one after the
 other. What runs may `offer` itself with the tensors it ran on: where these are the op's own arguments and its result is
 the op's result, a door is opened. Later calls with the same facts in all arguments (types, shapes, dtypes, devices,
-gradients, numbers) pass through it; tensors must be contiguous and begin on 16-byte boundaries.
+gradients, numbers) pass through it; tensors must be contiguous, begin on 16-byte boundaries and be what their memory
+holds.
 
 Doors belong to a plan and go with it, so a backend registered, a switch or a context makes new ones. None is opened
 for a call that gives an argument whose values are checked each time, or anything but tensors, numbers and None.
@@ -79,7 +80,7 @@ class Door:
         numbers = [name for name, t in zip(names, types, strict=True) if t in _NUMBERS]
         facts = [f"{x}.{fact}" for x in tensors for fact in ("shape", "dtype", "device", "requires_grad")]
         plain = f"not ({' | '.join(f'{x}.data_ptr()' for x in tensors)}) & 15 and " + " and ".join(
-            f"{x}.is_contiguous()" for x in tensors
+            f"{x}.is_contiguous() and not {x}.is_neg()" for x in tensors
         )
         key = f"(_fla_grad(), {', '.join([*facts, *numbers])},)"
         inputs = ", ".join("None" if i is None else names[i] for i in places)

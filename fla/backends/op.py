@@ -100,7 +100,7 @@ class DispatchedOp:
         self.triton_path: TritonPath | None = None
         if triton is not None:
             verify = None if triton_verifier is None else self._in_order(triton_verifier, "triton_verifier")
-            self.triton_path = TritonPath(triton, self.signature, triton_capability, verify)
+            self.triton_path = TritonPath(triton, self.signature, triton_capability, verify, inplace)
         self.quarantine: dict[tuple[Registration, Any], Failure] = {}
         self.cells: dict[str, list[int]] = {}
         self.core_cell = self.cell("torch")

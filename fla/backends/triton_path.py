@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from inspect import Signature
 from typing import Any
@@ -19,6 +19,38 @@ from fla.backends.signature import argument_text, bind_callable, positional
 PLUGIN_ONLY = {"npu": "fla-backend-ascend"}
 
 
+def _negated(values: Iterable[Any], tensor: type) -> bool:
+    """Whether the memory of a tensor among ``values``, or in one that holds several, has the opposite of it."""
+    for x in values:
+        if isinstance(x, tensor):
+            if x.is_neg():  # type: ignore[attr-defined]
+                return True
+        elif (type(x) is tuple or type(x) is list) and _negated(x, tensor):
+            return True
+    return False
+
+
+def _resolved(x: Any, tensor: type) -> Any:
+    if type(x) is tuple or type(x) is list:
+        return type(x)(_resolved(y, tensor) for y in x)
+    return x.resolve_neg() if isinstance(x, tensor) else x
+
+
+def _on_memory(function: Callable[..., Any], inplace: bool) -> Callable[..., Any]:
+    """``function`` for what runs kernels: they read memory, and know of no bit that torch keeps beside it."""
+    from torch import Tensor
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if _negated(args, Tensor) or (kwargs and _negated(kwargs.values(), Tensor)):
+            if inplace:
+                raise ValueError("an op that writes into its arguments takes no view with the negative bit")
+            args = _resolved(args, Tensor)
+            kwargs = {name: _resolved(x, Tensor) for name, x in kwargs.items()}
+        return function(*args, **kwargs)
+
+    return call
+
+
 class TritonPath:
     """``module:function`` with the op's parameters, and what it covers.
 
@@ -31,11 +63,12 @@ class TritonPath:
         signature: Signature,
         capability: Capability | None,
         verify: Callable[..., Any] | None,
+        inplace: bool = False,
     ) -> None:
         if where.count(":") != 1:
             raise ValueError(f"triton must be 'module:function', got {where!r}")
         self.where, self.signature = where, signature
-        self.capability, self.verify = capability, verify
+        self.capability, self.verify, self.inplace = capability, verify, inplace
         self._loaded: tuple[Callable[..., Any], Callable[..., Any]] | None = None
         self._failure: Rejection | None = None
 
@@ -84,7 +117,8 @@ class TritonPath:
             raise SignatureMismatch(f"{self.where} lacks {', '.join(binding.missing)}")
         in_order = positional(self.signature, target, binding)
         # Generated code calls it as it calls the op; only another order or kind of parameters needs an adapter.
-        return (target if binding.text == argument_text(self.signature) else self._like_the_op(in_order)), in_order
+        like_the_op = target if binding.text == argument_text(self.signature) else self._like_the_op(in_order)
+        return _on_memory(like_the_op, self.inplace), _on_memory(in_order, self.inplace)
 
     def _like_the_op(self, in_order: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -159,6 +159,7 @@ def on_device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
 
 
 def aligned(x: Tensor) -> Tensor:
-    """Contiguous and on a 16-byte boundary, which descriptors need; a contiguous view may begin anywhere."""
-    x = x.contiguous()
+    """Contiguous and on a 16-byte boundary, which descriptors need; a contiguous view may begin anywhere. A view
+    with the negative bit is written out."""
+    x = x.contiguous().resolve_neg()
     return x.clone() if x.data_ptr() & 15 else x

@@ -68,7 +68,7 @@ def differentiable(
             return (None,) * (4 + len(known.places))
         saved = ctx.saved_tensors
         do = torch.zeros_like(saved[2]) if do is None else aligned(do)
-        dht = None if dht is None else dht.contiguous()
+        dht = None if dht is None else aligned(dht)
         into_state = saved[state] is not None and ctx.needs_input_grad[4 + known.places.index(state)]
         which = ("backward", into_state, dht is None)
         here = on_device(do)

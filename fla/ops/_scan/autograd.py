@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fla.backends import needs_backward
 from fla.ops._common.first_call import first_call
-from fla.ops._common.launch import Launcher, on_device
+from fla.ops._common.launch import Launcher, aligned, on_device
 from fla.ops._common.policy import Chip, chip_of
 from fla.ops._common.room import like
 from fla.ops._common.single import once, savable
@@ -185,8 +185,8 @@ class Scan(torch.autograd.Function):
         g, o, h0, cu = ctx.saved_tensors
         if do is None and dht is None:
             return (None,) * 5
-        do = torch.zeros_like(o) if do is None else do.contiguous()
-        dht = None if dht is None else dht.contiguous()
+        do = torch.zeros_like(o) if do is None else aligned(do)
+        dht = None if dht is None else aligned(dht)
         with on_device(o):
             dx, dg, dh0 = _run(_scan_backward, (g, o, h0, cu, do, dht), ctx.needs_input_grad[2])
         return dx, dg, dh0, None, None
