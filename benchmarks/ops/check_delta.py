@@ -58,6 +58,27 @@ CASES: dict[str, tuple[dict, dict]] = {
         {"groups": 0},
     ),
     "few Triton": ({"T": 300, "H": 2, "cu": [0, 5, 5, 69, 200, 300], "initial": True}, {"groups": 0}),
+    "many fp16": ({"T": 1024, "H": 70, "dtype": HF}, {}),
+    "many fp16 tail": ({"T": 200, "H": 35, "HV": 70, "norm": False, "initial": True, "dtype": HF}, {}),
+    "many fp16 varlen": (
+        {"T": 300, "H": 24, "cu": [0, 5, 5, 69, 200, 300], "initial": True, "v_first": True, "dtype": HF},
+        {},
+    ),
+    "many fp16 -1000": ({"T": 256, "H": 70, "cut": True, "dtype": HF}, {}),
+    "many fp16 one far head": ({"T": 200, "H": 70, "initial": True, "dtype": HF, "far": FAR, "one": True}, {}),
+    "many fp16 parallel": ({"T": 192, "H": 70, "dtype": HF, "far": PARALLEL}, {}),
+    "many fp16 far gradients": (
+        {"T": 192, "H": 70, "initial": True, "dtype": HF, "far": {"v": 0.01, "h0": 0.01, "beta": 0.1, "dht": 1e5}},
+        {},
+    ),
+    "few fp16 V256": ({"T": 320, "H": 4, "K": 128, "V": 256, "initial": True, "v_first": True, "dtype": HF}, {}),
+    "few fp16 varlen": ({"T": 300, "H": 2, "cu": [0, 5, 5, 69, 200, 300], "initial": True, "dtype": HF}, {}),
+    "fp16 Triton": ({"T": 300, "H": 24, "cu": [0, 5, 5, 69, 200, 300], "initial": True, "dtype": HF}, {"groups": 0}),
+    "comba many fp16 tail": ({"T": 200, "H": 70, "read": True, "initial": True, "dtype": HF}, {}),
+    "comba few fp16 varlen": (
+        {"T": 300, "H": 2, "read": True, "initial": True, "cu": [0, 5, 5, 69, 200, 300], "dtype": HF},
+        {},
+    ),
     "comba many": ({"T": 256, "H": 70, "read": True}, {}),
     "comba many tail": ({"T": 200, "H": 70, "read": True, "initial": True}, {}),
     "comba many varlen": (
@@ -185,7 +206,7 @@ QUICK = {
 def check(name: str, dev: str = "cuda") -> dict:
     settings, change = CASES[name]
     s = {"K": 128, "dtype": BF, **settings}
-    zero, same, cut = (s.pop(n, False) for n in ("zero", "same", "cut"))
+    zero, same, cut, one = (s.pop(n, False) for n in ("zero", "same", "cut", "one"))
     sigmoid, cu = s.pop("sigmoid", 0.0), s.pop("cu", None)
     far = dict(s.pop("far", {}))
     size = far.pop("do", 1.0)
@@ -207,6 +228,8 @@ def check(name: str, dev: str = "cuda") -> dict:
     )
     x["k"] = (x["k"] * long).to(dtype)
     x = strain(x, **far)
+    if one:
+        x["initial_state"][:, :-1] /= far["h0"]
     do = (torch.randn_like(x["v"].float()) * size).to(dtype)
     dht = None
     out: dict = {}

@@ -32,14 +32,7 @@ def serve(call: ScalarCall, again: bool = False) -> bool:
     """Whether a state pass of ``call`` runs here. ``again``: it computes states again with a read key, which Triton's
     kernel does faster (0.347 ms against 0.373 at B1 T8192 H96)."""
     p = call.plan
-    return (
-        not again
-        and p.groups > 0
-        and p.descriptors
-        and call.part == 0
-        and call.segments == 1
-        and gluon.why_not() is None
-    )
+    return not again and p.groups > 0 and p.descriptors and call.segments == 1 and gluon.why_not() is None
 
 
 def _inputs(
@@ -66,7 +59,7 @@ def _run(
         if run is None:
             meta = {
                 "K": s.K, "V": s.V, "C": _C, **meta, "VFIRST": call.v_first, "VARLEN": call.table.varlen,
-                "TAIL": call.tail, "NA": rings[0], "NB": rings[1], "NC": groups,
+                "TAIL": call.tail, "WATCH": call.part == 1, "NA": rings[0], "NB": rings[1], "NC": groups,
             }  # fmt: skip
             run = call.launches[key] = _kernels()[which].fix(meta, _OPTIONS)
         run(s.V // (_BV * groups) * s.HV * call.table.sequences, args, given)
@@ -91,6 +84,7 @@ def _index(call: ScalarCall, sc: Tensor) -> tuple[Any, ...]:
 def scan(
     call: ScalarCall, q: Tensor, k: Tensor, v: Tensor, T: Tensor, A: Tensor, sc: Tensor, h0: Tensor | None,
     o: Tensor | None, ht: Tensor | None, S: Tensor | None, U: Tensor | None, read: Tensor | None,
+    long: Tensor | None,
 ) -> bool:  # fmt: skip
     """`scalar.scan` into ``o``, ``ht``, ``S`` and ``U``, each None unless asked for; whether it was done."""
     t, s = call.table, call.shape
@@ -102,6 +96,7 @@ def scan(
         inputs[2] if S is None else descriptor(S, tiles * s.V, s.K, _BV, s.K),
         inputs[5] if U is None else descriptor(U, tiles * s.V, _C, _BV, _C),
         sc if h0 is None else h0, sc if ht is None else ht, *_index(call, sc), int(h0 is not None), int(ht is not None),
+        sc if long is None else long,
     )  # fmt: skip
     rings = (3, 2) if read is not None else _rings(call, (3, 3))
     meta = {"OUT": o is not None, "SAVE": S is not None, "READ": read is not None}
@@ -110,14 +105,14 @@ def scan(
 
 def reverse(
     call: ScalarCall, q: Tensor, k: Tensor, do: Tensor, T: Tensor, A: Tensor, sc: Tensor, dht: Tensor | None,
-    dh0: Tensor | None, dv: Tensor, X: Tensor, read: Tensor | None,
+    dh0: Tensor | None, dv: Tensor, X: Tensor, read: Tensor | None, long: Tensor | None,
 ) -> bool:  # fmt: skip
     """`scalar.reverse` into ``dv`` and ``X``, and ``dh0`` where given; whether it was done."""
     t, s = call.table, call.shape
     args = (
         *_inputs(call, q, k, read, do, T, A, sc), dv, descriptor(dv, s.B * s.T, s.HV * s.V, _C, _BV),
         descriptor(X, t.chunks * s.HV * s.V, s.K, _BV, s.K), sc if dht is None else dht, sc if dh0 is None else dh0,
-        *_index(call, sc), int(dht is not None), int(dh0 is not None),
+        *_index(call, sc), int(dht is not None), int(dh0 is not None), sc if long is None else long,
     )  # fmt: skip
     rings = (2, 2) if read is not None else _rings(call, (2, 3))
     meta = {"READ": read is not None}

@@ -130,7 +130,7 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool, norm
         again_v=again_v, prep_k=bk, grad_k=bk, grad_v=min(bv, 128), scores_v=min(bv, 64), prep=Launch(4, 1, 128),
         forward=forward, recompute=again, reverse=scan, grad=grad, scores=Launch(4), chip=chip,
         forward_step=forward_step,
-        groups=groups_for(chip, dtype, K, V, few),
+        groups=groups_for(chip, dtype, K, V, few, fp16=True),
     )  # fmt: skip
 
 

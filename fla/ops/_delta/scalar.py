@@ -282,7 +282,7 @@ def scan(
     S = T.new_empty(tiles, s.V, s.K) if save else None
     U = T.new_empty(tiles, s.V, p.chunk) if save else None
     again = save and read is not None
-    if groups.serve(call, again) and groups.scan(call, q, k, v, T, A, sc, h0, o, ht, S, U, read):
+    if groups.serve(call, again) and groups.scan(call, q, k, v, T, A, sc, h0, o, ht, S, U, read, long):
         return o, ht, S, U
     args = _scan_args(call, q, k, v, T, A, sc, h0, entry, o, ht, S, U, call.segments, bv, read, long)
     run = _scan_run(call, bv, output, save, int(entry is not None), read is not None)
@@ -299,7 +299,7 @@ def reverse(
     s = call.shape
     dv = like(do, dtype=T.dtype)
     X = T.new_empty(call.table.chunks * s.HV, s.V, s.K)
-    if groups.serve(call) and groups.reverse(call, q, k, do, T, A, sc, dht, dh0, dv, X, read):
+    if groups.serve(call) and groups.reverse(call, q, k, do, T, A, sc, dht, dh0, dv, X, read, long):
         return dv, X
     entry = None
     if call.segments > 1:

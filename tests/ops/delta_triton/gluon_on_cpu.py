@@ -18,10 +18,15 @@ from typing import Any
 import torch
 
 from fla.ops._common import bound
+from fla.ops._delta import kernels
 
 PATIENCE = 20.0
 # What kernels share is imported by its name.
-COMMON = ("gluon_language", "groups_kernels")
+SHARED = {
+    "fla.ops._common.gluon_language": Path(bound.__file__).with_name("gluon_language.py"),
+    "fla.ops._common.groups_kernels": Path(bound.__file__).with_name("groups_kernels.py"),
+    "fla.ops._delta.kernels.groups_watch": Path(kernels.__file__).with_name("groups_watch.py"),
+}
 
 
 class Int(int):
@@ -245,7 +250,9 @@ def _least(a: Any, b: Any) -> Any:
     return torch.clamp(a, max=b) if isinstance(a, torch.Tensor) else Int(min(a, b))
 
 
-def _most(a: Any, b: Any) -> Any:
+def _most(a: Any, b: Any, propagate_nan: Any = None) -> Any:
+    if isinstance(b, torch.Tensor):
+        return torch.maximum(a, b)
     return torch.clamp(a, min=b) if isinstance(a, torch.Tensor) else Int(max(a, b))
 
 
@@ -259,13 +266,15 @@ def _jit(fn: Any = None, **kw: Any) -> Any:
 
 def _modules() -> dict[str, types.ModuleType]:
     gl = types.ModuleType("triton.experimental.gluon.language")
-    gl.constexpr = object  # type: ignore[attr-defined]
+    gl.constexpr = lambda value: value  # type: ignore[attr-defined]
     for name, value in {
         "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int64": torch.int64,
         "program_id": lambda axis: Int(_pid), "arange": lambda a, b, layout=None: torch.arange(a, b),
         "zeros": lambda shape, dtype, layout=None: torch.zeros(shape, dtype=dtype), "load": _load, "store": _store,
         "exp2": torch.exp2, "where": _where, "minimum": _least,
-        "maximum": _most, "zeros_like": torch.zeros_like, "int32": torch.int32,
+        "maximum": _most, "abs": torch.abs, "sum": torch.sum,
+        "full": lambda shape, value, dtype, layout=None: torch.full(shape, value, dtype=dtype),
+        "zeros_like": torch.zeros_like, "int32": torch.int32,
         "BlockedLayout": _layout,
         "allocate_shared_memory": _smem, "static_range": range, "convert_layout": lambda x, layout: x,
         "thread_barrier": lambda: None, "warp_specialize": _specialize, "SliceLayout": _layout,
@@ -309,10 +318,9 @@ def load(path: Path, name: str) -> types.ModuleType:
     before = {n: sys.modules.get(n) for n in fakes}
     sys.modules.update(fakes)
     try:
-        for common in COMMON:
-            full = f"fla.ops._common.{common}"
-            before[full] = sys.modules.get(full)
-            sys.modules[full] = _module(Path(bound.__file__).with_name(f"{common}.py"), full)
+        for n, shared in SHARED.items():
+            before[n] = sys.modules.get(n)
+            sys.modules[n] = _module(shared, n)
         return _module(path, name)
     finally:
         for n, m in before.items():

@@ -13,19 +13,20 @@ import torch
 pytest.importorskip("triton")
 
 import gluon_on_cpu
-from delta_reference import make_inputs
+from delta_reference import make_inputs, strain
 from test_scalar import check, run
 from triton.compiler.errors import CompilationError
 
 from fla import settings
 from fla.ops._common import gluon
 from fla.ops._common.policy import CHIPS
-from fla.ops._delta import groups
+from fla.ops._delta import groups, scalar
 from fla.ops._delta.autograd import delta_rule
 from fla.ops._delta.policy import scalar_plan
 
 KERNELS = Path(groups.__file__).parent / "kernels"
 NAME = "fla.ops._delta.kernels.scalar_groups"
+HALF = torch.float16
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 
@@ -90,6 +91,68 @@ def test_what_is_not_finite_stays_in_its_sequence(kernels, read):
         assert torch.equal(clean, other)
 
 
+@pytest.mark.parametrize("read", [False, True])
+@pytest.mark.parametrize("count", [1, 2])
+def test_ordinary_values_stay_in_float16(kernels, count, read):
+    x = make_inputs(B=2, T=100, H=1, HV=2, K=16, V=128, initial=True, dtype=HALF, read=read)
+    errors = run(x, change=change(count), before=read)
+    check(errors, 3e-3)
+    assert errors["ht"] > 1e-5
+    assert errors["initial_state"] > 1e-5
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize(
+    "far", [{"h0": 1e5}, {"v": 1e4, "beta": 2.0}, {"beta": 2.0, "parallel": True}, {"v": 1e-5, "h0": 1e-5}],
+    ids=["states", "values", "keys", "tiny"],
+)  # fmt: skip
+def test_what_float16_does_not_hold_is_done_again(kernels, far, norm):
+    x = make_inputs(T=128, K=16, V=64, initial=True, dtype=HALF, norm=norm, shift=6.0)
+    x = strain(x, **far, length=None if norm else 1.0)
+    if "h0" in far and "v" not in far:
+        x["initial_state"][..., :32] *= 1e-5
+    errors = run(x, norm=norm, change=change(1))
+    check({n: errors[n] for n in ("ht", "v", "initial_state", "g")}, 5e-3)
+    assert errors["ht"] < 1e-4
+
+
+CASES = {
+    "ordinary": {}, "no digits left": {"v": 1e-6, "h0": 1e-6}, "a large state": {"h0": 1e5},
+    "large values": {"v": 6e4, "beta": 2.0}, "nothing": {"v": 0.0, "h0": 0.0},
+}  # fmt: skip
+
+
+def verdict(words):
+    """What is said; of a call that left the range, only that."""
+    return words[:1] if words[0] else words
+
+
+@pytest.mark.parametrize("cu", [None, [0, 5, 5, 70]])
+@pytest.mark.parametrize("name", list(CASES))
+def test_the_watch_says_what_triton_says(kernels, name, cu):
+    """After the forward pass, and after the passes of the backward."""
+    n = 1 if cu is None else len(cu) - 1
+    x = make_inputs(T=70, H=1, HV=2, K=16, V=64, initial=True, dtype=HALF, sequences=n)
+    x = strain(x, **CASES[name])
+    q, k, v, g, beta, h0 = (x[n] for n in ("q", "k", "v", "g", "beta", "initial_state"))
+    offsets = None if cu is None else torch.tensor(cu)
+    for do in (torch.ones_like(v), 1e-6 * torch.ones_like(v), 1e4 * v.sign()):
+        said = []
+        for count in (0, 1):
+            plan = dataclasses.replace(scalar_plan(CHIPS["interpreter"], HALF, 16, 64, 2, True), **change(count))
+            call = scalar.ScalarCall.make(
+                k, v, 0.25, True, 0.0, False, offsets, chip=CHIPS["interpreter"], plan=plan, segments=1
+            )
+            T, A, sc, long = scalar.prepare(call, q, k, v, g, beta, None, None, True)
+            scalar.scan(call, q, k, v, T, A, sc, h0, None, True, True, False, None, long)
+            words = [long.tolist()]
+            long[0] = 0
+            scalar.scan(call, q, k, v, T, A, sc, h0, None, False, False, True, None, long)
+            scalar.reverse(call, q, k, do, T, A, sc, None, None, None, long)
+            said.append([verdict(w) for w in (*words, long.tolist())])
+        assert said[0] == said[1]
+
+
 class Failing:
     def fix(self, meta, options):
         def run(grid, args, given):
@@ -149,9 +212,14 @@ def test_other_chips_stay_with_triton(chip):
     assert plan(chip).groups == 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_other_dtypes_stay_with_triton(dtype):
-    assert plan(dtype=dtype).groups == 0
+def test_float32_stays_with_triton():
+    assert plan(dtype=torch.float32).groups == 0
+    half = scalar.ScalarCall.make(
+        *(torch.empty(1, 64, 96, 128, dtype=HALF, device="meta") for _ in "kv"), 1.0, True, 0.0, False, None,
+        chip=CHIPS["sm90"],
+    )  # fmt: skip
+    assert half.plan.groups == 2
+    assert half.other.plan.groups == 0
 
 
 @pytest.mark.parametrize(("K", "V"), [(64, 64), (256, 256), (128, 64)])

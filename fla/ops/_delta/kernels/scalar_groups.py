@@ -26,6 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from fla.ops._common.gluon_language import gl
 from fla.ops._common.groups_kernels import clear_rows, onward, places, ring, sequence_of, store_left
+from fla.ops._delta.kernels.groups_watch import judge, saturate, watch
 
 
 @gluon.jit
@@ -71,9 +72,10 @@ def _copy(
 @gluon.jit
 def _compute(
     first_bars, rest_bars, rs, qs, ks, vs, ts, as_, ss, os, Ss, Us, o, od, Sd, Ud, sc, h0, ht, tile, row, left, h, HV,
-    v0, n, state, has_h0, has_ht,
+    v0, n, state, has_h0, has_ht, long,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, OUT: gl.constexpr, SAVE: gl.constexpr, READ: gl.constexpr,
-    VFIRST: gl.constexpr, TAIL: gl.constexpr, NA: gl.constexpr, NB: gl.constexpr, NC: gl.constexpr, W: gl.constexpr,
+    VFIRST: gl.constexpr, TAIL: gl.constexpr, WATCH: gl.constexpr, NA: gl.constexpr, NB: gl.constexpr,
+    NC: gl.constexpr, W: gl.constexpr,
 ):  # fmt: skip
     dt: gl.constexpr = rs.dtype
     big: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, K, 16])
@@ -86,6 +88,8 @@ def _compute(
         S = gl.load(h0 + state + places(v0, K, V, VFIRST, big)).to(gl.float32)
     zero = gl.zeros([64, C], gl.float32, layout=small)
     token = gl.arange(0, C, layout=gl.SliceLayout(0, small))
+    if WATCH:
+        top = gl.zeros([64], gl.float32, layout=gl.SliceLayout(1, small))
     a = 0
     pa = 0
     b = 0
@@ -162,6 +166,11 @@ def _compute(
         else:
             mbarrier.arrive(first_bars.index(NA + a), count=1)
         if OUT:
+            if WATCH:
+                if TAIL:
+                    y = gl.where((token < left)[None, :], y, zero)
+                top = watch(top, y)
+                y = saturate(y)
             tma.store_wait(0)
             gl.thread_barrier()
             os.index(W).permute((1, 0)).store(y.to(dt))
@@ -184,18 +193,20 @@ def _compute(
     tma.store_wait(0)
     if has_ht != 0:
         gl.store(ht + state + places(v0, K, V, VFIRST, big), S)
+    if WATCH and OUT:
+        judge(long, top, S, 1, big)
 
 
 @gluon.jit(do_not_specialize=["T", "NT", "H", "HV", "has_h0", "has_ht"])
 def groups_scan(
-    sc, qd, kd, pd, vd, Td, Ad, scd, o, od, Sd, Ud, h0, ht, cu, offsets, T, NT, H, HV, has_h0, has_ht,
+    sc, qd, kd, pd, vd, Td, Ad, scd, o, od, Sd, Ud, h0, ht, cu, offsets, T, NT, H, HV, has_h0, has_ht, long,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, OUT: gl.constexpr, SAVE: gl.constexpr, READ: gl.constexpr,
-    VFIRST: gl.constexpr, VARLEN: gl.constexpr, TAIL: gl.constexpr, NA: gl.constexpr, NB: gl.constexpr,
-    NC: gl.constexpr,
+    VFIRST: gl.constexpr, VARLEN: gl.constexpr, TAIL: gl.constexpr, WATCH: gl.constexpr, NA: gl.constexpr,
+    NB: gl.constexpr, NC: gl.constexpr,
 ):  # fmt: skip
     """One program a block of ``64 NC`` columns of V, value head and sequence. OUT: write o. SAVE: write the state
-    before each chunk, ``S^T`` [V, K], and ``u^T`` [V, C]. READ: ``pd`` is the read key. NA, NB: places of the two
-    rings; equal without READ."""
+    before each chunk, ``S^T`` [V, K], and ``u^T`` [V, C]. READ: ``pd`` is the read key. WATCH: float16, whose range is
+    watched; see `common`. NA, NB: places of the two rings; equal without READ."""
     pid = gl.program_id(0)
     NV: gl.constexpr = V // (64 * NC)
     v0 = (pid % NV) * (64 * NC)
@@ -205,6 +216,12 @@ def groups_scan(
     row, length, first = sequence_of(cu, offsets, i, T, NT, VARLEN)
     tile = first * HV + h
     n = (length + C - 1) // C
+    if WATCH:
+        # Where the form in float32 does the work nothing is read or written.
+        mine = gl.load(long) == 0
+        n = gl.where(mine, n, 0)
+        has_h0 = gl.where(mine, has_h0, 0)
+        has_ht = gl.where(mine, has_ht, 0)
     state = (i.to(gl.int64) * HV + h) * (K * V)
     dt: gl.constexpr = Td.dtype
     wide: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
@@ -237,11 +254,11 @@ def groups_scan(
         gl.warp_specialize(
             [
                 (_compute, (first_bars, rest_bars, rs, qs, ks, vs, ts, as_, ss, os, Ss, Us, o, od, Sd, Ud, sc, h0, ht,
-                            tile, row, length, h, HV, v0, n, state, has_h0, has_ht, K, V, C, OUT, SAVE, READ, VFIRST,
-                            TAIL, NA, NB, NC, 0)),
+                            tile, row, length, h, HV, v0, n, state, has_h0, has_ht, long, K, V, C, OUT, SAVE, READ,
+                            VFIRST, TAIL, WATCH, NA, NB, NC, 0)),
                 (_compute, (first_bars, rest_bars, rs, qs, ks, vs, ts, as_, ss, os, Ss, Us, o, od, Sd, Ud, sc, h0, ht,
-                            tile, row, length, h, HV, v0, n, state, has_h0, has_ht, K, V, C, OUT, SAVE, READ, VFIRST,
-                            TAIL, NA, NB, NC, 1)),
+                            tile, row, length, h, HV, v0, n, state, has_h0, has_ht, long, K, V, C, OUT, SAVE, READ,
+                            VFIRST, TAIL, WATCH, NA, NB, NC, 1)),
                 (_copy, (first_bars, rest_bars, rs, qs, ks, vs, ts, as_, ss, qd, kd, pd, vd, Td, Ad, scd, tile, row, h,
                          hk, HV, v0, n, K, V, C, OUT, READ, NA, NB, NC)),
             ],
@@ -252,8 +269,8 @@ def groups_scan(
         gl.warp_specialize(
             [
                 (_compute, (first_bars, rest_bars, rs, qs, ks, vs, ts, as_, ss, os, Ss, Us, o, od, Sd, Ud, sc, h0, ht,
-                            tile, row, length, h, HV, v0, n, state, has_h0, has_ht, K, V, C, OUT, SAVE, READ, VFIRST,
-                            TAIL, NA, NB, NC, 0)),
+                            tile, row, length, h, HV, v0, n, state, has_h0, has_ht, long, K, V, C, OUT, SAVE, READ,
+                            VFIRST, TAIL, WATCH, NA, NB, NC, 0)),
                 (_copy, (first_bars, rest_bars, rs, qs, ks, vs, ts, as_, ss, qd, kd, pd, vd, Td, Ad, scd, tile, row, h,
                          hk, HV, v0, n, K, V, C, OUT, READ, NA, NB, NC)),
             ],

@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from fla.ops._common.gluon_language import gl
 from fla.ops._common.groups_kernels import clear_rows, onward, places, ring, sequence_of, store_left
+from fla.ops._delta.kernels.groups_watch import judge, watch
 
 
 @gluon.jit
@@ -62,9 +63,9 @@ def _copy(
 @gluon.jit
 def _compute(
     first_bars, rest_bars, rs, qs, ks, dos, ts, as_, ss, Xs, dvs, dv, dvd, Xd, sc, dht, dh0, tile, row, left, h, HV,
-    v0, n, state, has_dht, has_dh0,
+    v0, n, state, has_dht, has_dh0, long,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, READ: gl.constexpr, VFIRST: gl.constexpr, TAIL: gl.constexpr,
-    NA: gl.constexpr, NB: gl.constexpr, NC: gl.constexpr, W: gl.constexpr,
+    WATCH: gl.constexpr, NA: gl.constexpr, NB: gl.constexpr, NC: gl.constexpr, W: gl.constexpr,
 ):  # fmt: skip
     dt: gl.constexpr = rs.dtype
     big: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, K, 16])
@@ -76,6 +77,8 @@ def _compute(
     if has_dht != 0:
         S = gl.load(dht + state + places(v0, K, V, VFIRST, big)).to(gl.float32)
     zero = gl.zeros([64, C], gl.float32, layout=small)
+    if WATCH:
+        top = gl.zeros([64], gl.float32, layout=gl.SliceLayout(1, small))
     a = 0
     pa = 0
     b = 0
@@ -132,6 +135,8 @@ def _compute(
             mbarrier.arrive(first_bars.index(NA + a), count=1)
         w = gl.convert_layout((u * -ck).to(dt), left_b)
         S = warpgroup_mma(w, rs.index(b), S, is_async=True)
+        if WATCH:
+            top = watch(top, u)
         dvs.index(W).permute((1, 0)).store(u.to(dt))
         if TAIL:
             if left < C:
@@ -157,16 +162,19 @@ def _compute(
     tma.store_wait(0)
     if has_dh0 != 0:
         gl.store(dh0 + state + places(v0, K, V, VFIRST, big), S)
+    if WATCH:
+        judge(long, top, S, 3, big)
 
 
 @gluon.jit(do_not_specialize=["T", "NT", "H", "HV", "has_dht", "has_dh0"])
 def groups_reverse(
-    sc, qd, kd, pd, dod, Td, Ad, scd, dv, dvd, Xd, dht, dh0, cu, offsets, T, NT, H, HV, has_dht, has_dh0,
+    sc, qd, kd, pd, dod, Td, Ad, scd, dv, dvd, Xd, dht, dh0, cu, offsets, T, NT, H, HV, has_dht, has_dh0, long,
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, READ: gl.constexpr, VFIRST: gl.constexpr, VARLEN: gl.constexpr,
-    TAIL: gl.constexpr, NA: gl.constexpr, NB: gl.constexpr, NC: gl.constexpr,
+    TAIL: gl.constexpr, WATCH: gl.constexpr, NA: gl.constexpr, NB: gl.constexpr, NC: gl.constexpr,
 ):  # fmt: skip
     """One program a block of ``64 NC`` columns of V, value head and sequence; writes the gradient of the state after
-    each chunk, ``X^T`` [V, K], and dv. READ: ``pd`` is the read key. NA, NB: places of the two rings."""
+    each chunk, ``X^T`` [V, K], and dv. READ: ``pd`` is the read key. WATCH: float16, whose range is watched. NA, NB:
+    places of the two rings."""
     pid = gl.program_id(0)
     NV: gl.constexpr = V // (64 * NC)
     v0 = (pid % NV) * (64 * NC)
@@ -175,6 +183,12 @@ def groups_reverse(
     hk = h // (HV // H)
     row, length, first = sequence_of(cu, offsets, i, T, NT, VARLEN)
     n = (length + C - 1) // C
+    if WATCH:
+        # Where the form in float32 does the work nothing is read or written.
+        mine = gl.load(long) == 0
+        n = gl.where(mine, n, 0)
+        has_dht = gl.where(mine, has_dht, 0)
+        has_dh0 = gl.where(mine, has_dh0, 0)
     row += (n - 1) * C
     left = length - (n - 1) * C
     tile = (first + n - 1) * HV + h
@@ -204,11 +218,11 @@ def groups_reverse(
         gl.warp_specialize(
             [
                 (_compute, (first_bars, rest_bars, rs, qs, ks, dos, ts, as_, ss, Xs, dvs, dv, dvd, Xd, sc, dht, dh0,
-                            tile, row, left, h, HV, v0, n, state, has_dht, has_dh0, K, V, C, READ, VFIRST, TAIL, NA,
-                            NB, NC, 0)),
+                            tile, row, left, h, HV, v0, n, state, has_dht, has_dh0, long, K, V, C, READ, VFIRST, TAIL,
+                            WATCH, NA, NB, NC, 0)),
                 (_compute, (first_bars, rest_bars, rs, qs, ks, dos, ts, as_, ss, Xs, dvs, dv, dvd, Xd, sc, dht, dh0,
-                            tile, row, left, h, HV, v0, n, state, has_dht, has_dh0, K, V, C, READ, VFIRST, TAIL, NA,
-                            NB, NC, 1)),
+                            tile, row, left, h, HV, v0, n, state, has_dht, has_dh0, long, K, V, C, READ, VFIRST, TAIL,
+                            WATCH, NA, NB, NC, 1)),
                 (_copy, (first_bars, rest_bars, rs, qs, ks, dos, ts, as_, ss, qd, kd, pd, dod, Td, Ad, scd, tile, row,
                          h, hk, HV, v0, n, K, V, C, READ, NA, NB, NC)),
             ],
@@ -219,8 +233,8 @@ def groups_reverse(
         gl.warp_specialize(
             [
                 (_compute, (first_bars, rest_bars, rs, qs, ks, dos, ts, as_, ss, Xs, dvs, dv, dvd, Xd, sc, dht, dh0,
-                            tile, row, left, h, HV, v0, n, state, has_dht, has_dh0, K, V, C, READ, VFIRST, TAIL, NA,
-                            NB, NC, 0)),
+                            tile, row, left, h, HV, v0, n, state, has_dht, has_dh0, long, K, V, C, READ, VFIRST, TAIL,
+                            WATCH, NA, NB, NC, 0)),
                 (_copy, (first_bars, rest_bars, rs, qs, ks, dos, ts, as_, ss, qd, kd, pd, dod, Td, Ad, scd, tile, row,
                          h, hk, HV, v0, n, K, V, C, READ, NA, NB, NC)),
             ],
