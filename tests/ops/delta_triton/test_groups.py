@@ -146,7 +146,7 @@ def test_the_watch_says_what_triton_says(kernels, name, cu):
             T, A, sc, long = scalar.prepare(call, q, k, v, g, beta, None, None, True)
             scalar.scan(call, q, k, v, T, A, sc, h0, None, True, True, False, None, long)
             words = [long.tolist()]
-            long[0] = 0
+            long.zero_()
             scalar.scan(call, q, k, v, T, A, sc, h0, None, False, False, True, None, long)
             scalar.reverse(call, q, k, do, T, A, sc, None, None, None, long)
             said.append([verdict(w) for w in (*words, long.tolist())])
