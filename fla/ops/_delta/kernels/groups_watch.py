@@ -9,8 +9,8 @@ results are good comes out the same: some row was near zero, and none was not.
 
 import triton.language as tl
 from triton.experimental import gluon
-from fla.ops._common.gluon_language import gl
 
+from fla.ops._common.gluon_language import gl
 from fla.ops._delta.kernels import common
 
 NEAR_ZERO = gl.constexpr(common.NEAR_ZERO.value)
