@@ -76,8 +76,8 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool, norm
     least = 16 if wide or chip.vendor == "interpreter" else 32
     bk, bv = pow2(K, least), pow2(V, least)
     descriptors = chip.descriptors and bk == K and bv == V
-    # The inverse of unit-norm keys stays small; of others it may need the range of fp32.
-    inverse = chip.exact if wide else ("fp16" if norm else chip.wide)
+    # The inverse of unit-norm keys stays small; of others it may need the range of fp32, which float16 calls see to.
+    inverse = chip.exact if wide else ("fp16" if norm or dtype == torch.float16 else chip.wide)
     if wide:
         scan = Launch(8 if bk > 128 else 4)
         return ScalarPlan(

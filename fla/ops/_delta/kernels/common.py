@@ -18,8 +18,8 @@ import triton.language as tl
 from fla.ops._common.tiles import load_rows, load_tile, state_offsets, store_rows, store_tile
 
 __all__ = [
-    "any_long", "doubt", "idle", "judge", "large", "load_rows", "load_tile", "long_keys", "state_offsets", "store_rows",
-    "store_tile", "watch",
+    "any_long", "doubt", "idle", "judge", "large", "load_rows", "load_tile", "long_keys", "parallel", "state_offsets",
+    "store_rows", "store_tile", "watch",
 ]  # fmt: skip
 
 
@@ -37,15 +37,21 @@ SURE = tl.constexpr(2.0**-6)
 
 @triton.jit
 def long_keys(norm2, beta, ok):
-    """Whether a token's key is longer than a unit vector, or its erasing does not contract: 1 or 0 for a chunk."""
-    return tl.max((ok & ((norm2 > UNIT) | (tl.abs(beta) * norm2 > 2.0 * UNIT))).to(tl.int32), 0)
+    """Which tokens' keys are longer than a unit vector, or do not contract when they erase."""
+    return ok & ((norm2 > UNIT) | (tl.abs(beta) * norm2 > 2.0 * UNIT))
 
 
 @triton.jit
-def large(L, X, C: tl.constexpr):
-    """Whether float16's rounding would show in the inverse ``X`` of ``I + L`` for C tokens: 1 or 0. NaN counts."""
-    good = (tl.sum(tl.abs(X), 1) < ROW_SUM) & (tl.sum(tl.abs(L), 1) < PARALLEL * C)
-    return tl.max((~good).to(tl.int32), 0)
+def parallel(L, C: tl.constexpr):
+    """Of which of C tokens the keys before are so nearly parallel that rounding would show in the inverse of
+    ``I + L``. NaN counts."""
+    return ~(tl.sum(tl.abs(L), 1) < PARALLEL * C)
+
+
+@triton.jit
+def large(X):
+    """In which rows of that inverse float16's rounding would show. NaN counts."""
+    return ~(tl.sum(tl.abs(X), 1) < ROW_SUM)
 
 
 @triton.jit

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from fla.ops._common.kernels import LOG2E, NORM_EPS, chunk_at, softplus, tri_inv
-from fla.ops._delta.kernels.common import idle, large, load_rows, long_keys, store_tile
+from fla.ops._delta.kernels.common import idle, large, load_rows, long_keys, parallel, store_tile
 
 # Rows of the scalar table of a chunk: what multiplies q S, k S and the state update of a token; the cumulative log2
 # decay; the factors of q (with scale), k, the write strength and the factor of p.
@@ -55,9 +55,11 @@ def scalar_prep(
     h = pid % HV
     it = pid // HV
     row, n = chunk_at(table, it, T, NT, C, VARLEN)
+    if PART == 1:
+        # Rows speak for themselves later, behind barriers of the products.
+        tl.store(long + it * HV + h, 0)
+        mark = long + it * HV + h + tl.zeros((C,), tl.int32)
     if n <= 0:
-        if PART == 1:
-            tl.store(long + it * HV + h, 0)
         return
     hk = h // (HV // H)
     dt: tl.constexpr = Tm.dtype.element_ty
@@ -104,12 +106,15 @@ def scalar_prep(
     for k0 in tl.range(KB, K, KB, num_stages=1):
         kj = load_rows(k, kd, row, n, hk, H, k0, K, KB, C, DESC).to(dt)
         KK = tl.dot(kj, tl.trans(kj), KK, input_precision=DOT)
+    if NORM or PART == 1:
+        kk = tl.sum(tl.where(eye, KK, 0.0), 1)
     if NORM:
-        rk = tl.where(ok, tl.rsqrt(tl.sum(tl.where(eye, KK, 0.0), 1) + NORM_EPS), 0.0)
+        rk = tl.where(ok, tl.rsqrt(kk + NORM_EPS), 0.0)
+    elif PART == 1:
+        # Always 1. Said like this, what is multiplied with it lies where ``kk`` does and is not loaded over and over.
+        rk = tl.where(ok & ~(kk < 0.0), 1.0, 0.0)
     else:
         rk = tl.where(ok, 1.0, 0.0)
-    if PART == 1:
-        is_long = long_keys(tl.sum(tl.where(eye, KK, 0.0), 1) * rk * rk, bt, ok)
     col = rk * bt
     rp = rk
     if READ:
@@ -127,7 +132,7 @@ def scalar_prep(
         if NORM:
             rp = tl.where(ok, tl.rsqrt(tl.sum(tl.where(eye, PP, 0.0), 1) + NORM_EPS), 0.0)
         elif PART == 1:
-            is_long = tl.maximum(is_long, long_keys(tl.sum(tl.where(eye, PP, 0.0), 1), bt, ok))
+            tl.store(mark, 1, mask=long_keys(tl.sum(tl.where(eye, PP, 0.0), 1), bt, ok))
     # Selected, not multiplied away: rows past the end may hold anything.
     L = tl.where(low & ok[:, None], KK * dec * rp[:, None] * col[None, :], 0.0)
     if READ or not EARLY:
@@ -159,7 +164,9 @@ def scalar_prep(
     sp = sc + tile.to(tl.int64) * (SC * C) + four * C + rr[:, None, None]
     tl.store(sp, tl.join(tl.join(rq * eG, col * tl.exp2(GL - G)), tl.join(ck, G)))
     tl.store(sp + SC_RQ * C, tl.join(tl.join(rq, bt), tl.join(rk, rp)), mask=rr[:, None, None] < save * C)
+    if PART == 1:
+        tl.store(mark, 1, mask=long_keys(kk * rk * rk, bt, ok) | parallel(L, C))
     X = tri_inv(L, C, INV)
     if PART == 1:
-        tl.store(long + it * HV + h, tl.maximum(is_long, large(L, X, C)))
+        tl.store(mark, 1, mask=large(X))
     store_tile(Tm, Td, X.to(dt), tile, 0, 0, C, C, C, C, DESC)
