@@ -151,6 +151,10 @@ def _chunk_grad(
         fk = rk * rk * (aR + aW)
     if NORM:
         W = W - kf * fk[:, None]
+    else:
+        # Nothing, for ``unscale`` is never negative; but so the sums are made where W and R are, not at the end with
+        # both kept (544 bytes spilled instead of 240, 1.01 ms instead of 0.84 at B1 T8192 H96 D128).
+        W = W - tl.where(unscale < 0.0, fk, 0.0)[:, None]
     store_rows(dk, dkd, W.to(dk.dtype.element_ty), row, n, h, HV, k0, K, BK, C, DESC)
     if READ:
         dot = load_rows(do, do, row, n, h, HV, 0, V, BV, C, D1).to(dt)
@@ -164,6 +168,8 @@ def _chunk_grad(
     fq = rq * rq * aQ * unscale
     if NORM:
         Q = Q - qf * fq[:, None]
+    else:
+        Q = Q - tl.where(unscale < 0.0, fq, 0.0)[:, None]
     store_rows(dq, dqd, Q.to(dq.dtype.element_ty), row, n, h, HV, k0, K, BK, C, DESC)
     aB = aW
     if PART == 1:
