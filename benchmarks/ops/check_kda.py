@@ -35,6 +35,17 @@ PARALLEL = {"beta": 2.0, "parallel": True}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "bounded": ({"T": 512, "H": 4}, {"safe": True}),
     "bounded fp16": ({"T": 512, "H": 4, "dtype": HF}, {"safe": True}),
+    "bounded fp16, many heads": ({"T": 192, "H": 70, "B": 2, "dtype": HF}, {"safe": True}),
+    "varlen fp16, many heads": (
+        {"T": 300, "H": 28, "sequences": 5, "dtype": HF, "v_first": True},
+        {"safe": True, "cu": [0, 5, 5, 69, 200, 300], "v_first": True},
+    ),
+    "far state fp16, many heads": (
+        {"T": 200, "H": 35, "HV": 70, "sequences": 1, "dtype": HF},
+        {"safe": True, "far": FAR},
+    ),
+    "parallel fp16, many heads": ({"T": 192, "H": 70, "gate": "weak", "dtype": HF}, {"safe": True, "far": PARALLEL}),
+    "kept states fp16, ragged": ({"T": 200, "H": 4, "sequences": 1, "dtype": HF}, {"safe": True, "keep": True}),
     "bounded, many heads": ({"T": 192, "H": 70, "B": 2}, {"safe": True}),
     "ragged, many heads": ({"T": 200, "H": 70, "sequences": 1}, {"safe": True}),
     "varlen, many heads": ({"T": 300, "H": 28, "sequences": 5}, {"safe": True, "cu": [0, 5, 5, 69, 200, 300]}),

@@ -36,7 +36,7 @@ def serve(work: Work, saves: bool) -> bool:
     0.623)."""
     p = work.plan
     fits = p.groups == 1 or (p.groups > 1 and not saves)
-    return fits and p.segments == 1 and work.call.part == 0 and gluon.why_not() is None
+    return fits and p.segments == 1 and work.call.part != 2 and gluon.why_not() is None
 
 
 def _inputs(work: Work, v: Tensor) -> tuple[Any, ...]:
@@ -57,7 +57,7 @@ def _run(work: Work, which: int, part: dict[str, Any], args: tuple[Any, ...], gi
         if run is None:
             meta = {
                 "K": work.K, "V": work.V, **part, "VFIRST": work.call.v_first, "VARLEN": work.table.varlen,
-                "TAIL": work.ragged, "N": _PLACES,
+                "TAIL": work.ragged, "WATCH": work.call.part == 1, "N": _PLACES,
             }  # fmt: skip
             run = launches[key] = _kernels()[which].fix(meta, _OPTIONS)
         run(work.V // (_BV * groups) * work.H * work.N, args, given)
@@ -86,6 +86,7 @@ def scan(
         inputs[0] if states is None else descriptor(states, n * 2 * V, K, _BV, K),
         inputs[1] if news is None else descriptor(news, n * V, 64, _BV, _C),
         x if h0 is None else h0, x if ht is None else ht, *_index(work), int(h0 is not None), int(ht is not None),
+        x if work.long is None else work.long,
     )  # fmt: skip
     part = {"NM": work.nm, "OUT": o is not None, "SAVE": states is not None, "NC": work.plan.groups}
     return _run(work, 0, part, args, (work.v, h0, work.table.cu))
@@ -100,5 +101,6 @@ def reverse(
         dv, *_inputs(work, do), descriptor(dv, work.B * work.T, work.H * V, _C, _BV),
         descriptor(exits, n * 2 * V, K, _BV, K), descriptor(ys, n * V, 64, _BV, _C),
         x if dht is None else dht, x if dh0 is None else dh0, *_index(work), int(dht is not None), int(dh0 is not None),
+        x if work.long is None else work.long,
     )  # fmt: skip
     return _run(work, 1, {}, args, (do, dht, dh0, work.table.cu))

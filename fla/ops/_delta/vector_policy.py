@@ -159,7 +159,7 @@ def plan(
         scores=Launch(2, 1),
         grad=Launch(4, 1, 168 if three and chip.arch >= 90 else None),
         merge=Launch(4, 2),
-        groups=_groups(tma and chip.arch == 90 and dtype == "bfloat16", K, V, few),
+        groups=_groups(tma and chip.arch == 90, K, V, few),
     )
 
 

@@ -14,6 +14,8 @@ import torch
 pytest.importorskip("triton")
 
 import gluon_on_cpu
+from delta_reference import strain
+from test_groups import HALF, verdict
 from test_vector import call, check, make_inputs, run
 
 from fla.ops._common import gluon
@@ -83,3 +85,53 @@ def test_what_is_not_finite_stays_in_its_sequence(kernels, monkeypatch, cu):
         found.append([t.reshape(140, -1)[:70] for t in (o, *grads)])
     for clean, other in zip(*found, strict=True):
         assert torch.equal(clean, other)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("cu", [None, [0, 5, 5, 70, 100]])
+def test_ordinary_values_stay_in_float16(kernels, monkeypatch, count, cu):
+    x = make_inputs(T=100, H=2, K=16, V=128, sequences=1 if cu is None else 4, dtype=HALF)
+    errors = run(x, monkeypatch, {"groups": count}, safe=True, cu=cu)
+    check(errors, 3e-3)
+    assert errors["ht"] > 1e-5
+    assert errors["initial_state"] > 1e-5
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize(
+    "far", [{"h0": 1e5}, {"v": 1e4, "beta": 2.0}, {"beta": 2.0, "parallel": True}, {"v": 1e-5, "h0": 1e-5}],
+    ids=["states", "values", "keys", "tiny"],
+)  # fmt: skip
+def test_what_float16_does_not_hold_is_done_again(kernels, monkeypatch, far, norm):
+    x = make_inputs(T=100, K=16, V=64, gate="weak", sequences=1, dtype=HALF, g_dtype=torch.float32)
+    x = strain(x, **far, length=None if norm else 1.0)
+    if "h0" in far and "v" not in far:
+        x["initial_state"][..., :32] *= 1e-5
+    errors = run(x, monkeypatch, {"groups": 1}, norm=norm, safe=True)
+    check({n: errors[n] for n in ("ht", "v", "initial_state", "g")}, 5e-3)
+    assert errors["ht"] < 1e-4
+
+
+@pytest.mark.parametrize(
+    "far", [{}, {"v": 1e-6, "h0": 1e-6}, {"h0": 1e5}, {"v": 6e4, "beta": 2.0}, {"v": 0.0, "h0": 0.0}]
+)
+def test_the_watch_says_what_triton_says(kernels, monkeypatch, far):
+    """After the forward pass, and after the passes of the backward."""
+    x = strain(make_inputs(T=70, H=2, K=16, V=64, sequences=1, dtype=HALF), **far)
+    h0, plan = x["initial_state"], vector_work.plan
+    for do in (torch.ones_like(x["v"]), 1e-6 * torch.ones_like(x["v"]), 1e4 * x["v"].sign()):
+        said = []
+        for count in (0, 1):
+            changed = lambda *a, groups=count, **k: dataclasses.replace(plan(*a, **k), groups=groups)
+            monkeypatch.setattr(vector_work, "plan", changed)
+            vector_work._setup.cache_clear()
+            call = vector_work.VectorCall(scale=0.25, norm=True, exact=False, part=1)
+            work = vector_work.Work(call, *(x[n] for n in ("q", "k", "v", "g", "beta")), None, None, None)
+            work.prep(train=True)
+            work.scan(h0, o=torch.empty_like(x["v"]), ht=work.final_state())
+            words = [work.long.tolist()]
+            work.long.zero_()
+            work.states(h0)
+            work.scan_bwd(do, None, None)
+            said.append([verdict(w) for w in (*words, work.long.tolist())])
+        assert said[0] == said[1]

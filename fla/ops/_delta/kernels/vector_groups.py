@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from fla.ops._common.gluon_language import gl
 from fla.ops._common.groups_kernels import block_of, onward, places, ring
+from fla.ops._delta.kernels.groups_watch import judge, saturate, watch
 
 
 @gluon.jit
@@ -79,9 +80,9 @@ def _copy(
 @gluon.jit
 def _compute(
     bars, kds, kus, qds, tbs, as_, vs, es, os, Ss, Us, o, od, Sd, Ud, h0, ht, bos, first, length, h, H, v0, n, state,
-    has_h0, has_ht,
+    has_h0, has_ht, long,
     K: gl.constexpr, V: gl.constexpr, OUT: gl.constexpr, SAVE: gl.constexpr, VFIRST: gl.constexpr, TAIL: gl.constexpr,
-    N: gl.constexpr, NC: gl.constexpr, W: gl.constexpr,
+    WATCH: gl.constexpr, N: gl.constexpr, NC: gl.constexpr, W: gl.constexpr,
 ):  # fmt: skip
     dt: gl.constexpr = kds.dtype
     big: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, K, 16])
@@ -94,6 +95,8 @@ def _compute(
         S = gl.load(h0 + state + places(v0, K, V, VFIRST, big)).to(gl.float32)
     zero = gl.zeros([64, 32], gl.float32, layout=small)
     token = gl.arange(0, 32, layout=gl.SliceLayout(0, small))
+    if WATCH:
+        top = gl.zeros([64], gl.float32, layout=gl.SliceLayout(1, small))
     at = 0
     phase = 0
     for t in range(n):
@@ -147,6 +150,9 @@ def _compute(
             S = warpgroup_mma_wait(0, deps=[S])
         mbarrier.arrive(bars.index(N + at), count=1)
         if OUT:
+            if WATCH:
+                top = watch(top, y)
+                y = saturate(y)
             tma.store_wait(2 if SAVE else 0)
             gl.thread_barrier()
             os.index(W).permute((1, 0)).store(y.to(dt))
@@ -157,19 +163,27 @@ def _compute(
     tma.store_wait(0)
     if has_ht != 0:
         gl.store(ht + state + places(v0, K, V, VFIRST, big), S)
+    if WATCH and OUT:
+        judge(long, top, S, 1, big)
 
 
 @gluon.jit(do_not_specialize=["T", "NT", "H", "has_h0", "has_ht"])
 def vector_groups(
-    o, td, md, vd, ed, od, Sd, Ud, h0, ht, cu, offsets, T, NT, H, has_h0, has_ht,
+    o, td, md, vd, ed, od, Sd, Ud, h0, ht, cu, offsets, T, NT, H, has_h0, has_ht, long,
     K: gl.constexpr, V: gl.constexpr, NM: gl.constexpr, OUT: gl.constexpr, SAVE: gl.constexpr, NC: gl.constexpr,
-    VFIRST: gl.constexpr, VARLEN: gl.constexpr, TAIL: gl.constexpr, N: gl.constexpr,
+    VFIRST: gl.constexpr, VARLEN: gl.constexpr, TAIL: gl.constexpr, WATCH: gl.constexpr, N: gl.constexpr,
 ):  # fmt: skip
     """One program a block of ``64 NC`` columns of V, head and sequence. OUT: write o. SAVE, with one group only: write
     the state before each 32 tokens and the new values, transposed, as `vector_scan` with 2 and NEWS does. N: places of
-    the ring."""
+    the ring. WATCH: float16, whose range is watched; see `common`."""
     v0, h, i, bos, length, first = block_of(cu, offsets, T, NT, H, V, 64 * NC, VARLEN)
     n = (length + 63) // 64 * 2
+    if WATCH:
+        # Where the form in float32 does the work nothing is read or written.
+        mine = gl.load(long) == 0
+        n = gl.where(mine, n, 0)
+        has_h0 = gl.where(mine, has_h0, 0)
+        has_ht = gl.where(mine, has_ht, 0)
     state = (i.to(gl.int64) * H + h) * (K * V)
     dt: gl.constexpr = td.dtype
     wide: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
@@ -200,9 +214,11 @@ def vector_groups(
         gl.warp_specialize(
             [
                 (_compute, (bars, kds, kus, qds, tbs, as_, vs, es, os, Ss, Us, o, od, Sd, Ud, h0, ht, bos, first,
-                            length, h, H, v0, n, state, has_h0, has_ht, K, V, OUT, SAVE, VFIRST, TAIL, N, NC, 0)),
+                            length, h, H, v0, n, state, has_h0, has_ht, long, K, V, OUT, SAVE, VFIRST, TAIL, WATCH,
+                            N, NC, 0)),
                 (_compute, (bars, kds, kus, qds, tbs, as_, vs, es, os, Ss, Us, o, od, Sd, Ud, h0, ht, bos, first,
-                            length, h, H, v0, n, state, has_h0, has_ht, K, V, OUT, SAVE, VFIRST, TAIL, N, NC, 1)),
+                            length, h, H, v0, n, state, has_h0, has_ht, long, K, V, OUT, SAVE, VFIRST, TAIL, WATCH,
+                            N, NC, 1)),
                 (_copy, (bars, kds, kus, qds, tbs, as_, vs, es, td, md, vd, ed, bos, first, h, H, v0, n, K, V, NM, OUT,
                          N, NC)),
             ],
@@ -213,7 +229,8 @@ def vector_groups(
         gl.warp_specialize(
             [
                 (_compute, (bars, kds, kus, qds, tbs, as_, vs, es, os, Ss, Us, o, od, Sd, Ud, h0, ht, bos, first,
-                            length, h, H, v0, n, state, has_h0, has_ht, K, V, OUT, SAVE, VFIRST, TAIL, N, NC, 0)),
+                            length, h, H, v0, n, state, has_h0, has_ht, long, K, V, OUT, SAVE, VFIRST, TAIL, WATCH,
+                            N, NC, 0)),
                 (_copy, (bars, kds, kus, qds, tbs, as_, vs, es, td, md, vd, ed, bos, first, h, H, v0, n, K, V, NM, OUT,
                          N, NC)),
             ],

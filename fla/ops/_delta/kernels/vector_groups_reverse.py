@@ -14,6 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from fla.ops._common.gluon_language import gl
 from fla.ops._common.groups_kernels import block_of, onward, places, ring
+from fla.ops._delta.kernels.groups_watch import judge, watch
 from fla.ops._delta.kernels.vector_groups import clear_chunk, store_chunk
 
 
@@ -47,8 +48,8 @@ def _copy(
 @gluon.jit
 def _compute(
     bars, kds, kus, qds, tbs, tms, as_, dos, es, Xs, ys, dvs, dv, dvd, Xd, yd, dht, dh0, bos, first, length, h, H, v0,
-    n, state, has_dht, has_dh0,
-    K: gl.constexpr, V: gl.constexpr, VFIRST: gl.constexpr, TAIL: gl.constexpr, N: gl.constexpr,
+    n, state, has_dht, has_dh0, long,
+    K: gl.constexpr, V: gl.constexpr, VFIRST: gl.constexpr, TAIL: gl.constexpr, WATCH: gl.constexpr, N: gl.constexpr,
 ):  # fmt: skip
     dt: gl.constexpr = kds.dtype
     big: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, K, 16])
@@ -59,6 +60,8 @@ def _compute(
     if has_dht != 0:
         X = gl.load(dht + state + places(v0, K, V, VFIRST, big)).to(gl.float32)
     zero = gl.zeros([64, 32], gl.float32, layout=small)
+    if WATCH:
+        top = gl.zeros([64], gl.float32, layout=gl.SliceLayout(1, small))
     at = 0
     phase = 0
     for s in range(n):
@@ -89,6 +92,8 @@ def _compute(
         X = warpgroup_mma(dT, qds.index(at), X, is_async=True)
         dr, y = warpgroup_mma_wait(1, deps=[dr, y])
         X = warpgroup_mma(gl.convert_layout((-dr).to(dt), left_b), kds.index(at), X, is_async=True)
+        if WATCH:
+            top = watch(top, dr)
         tma.store_wait(1)
         gl.thread_barrier()
         dvs.permute((1, 0)).store(dr.to(dt))
@@ -103,18 +108,26 @@ def _compute(
     tma.store_wait(0)
     if has_dh0 != 0:
         gl.store(dh0 + state + places(v0, K, V, VFIRST, big), X)
+    if WATCH:
+        judge(long, top, X, 3, big)
 
 
 @gluon.jit(do_not_specialize=["T", "NT", "H", "has_dht", "has_dh0"])
 def vector_groups_reverse(
-    dv, td, md, dod, ed, dvd, Xd, yd, dht, dh0, cu, offsets, T, NT, H, has_dht, has_dh0,
+    dv, td, md, dod, ed, dvd, Xd, yd, dht, dh0, cu, offsets, T, NT, H, has_dht, has_dh0, long,
     K: gl.constexpr, V: gl.constexpr, VFIRST: gl.constexpr, VARLEN: gl.constexpr, TAIL: gl.constexpr,
-    N: gl.constexpr,
+    WATCH: gl.constexpr, N: gl.constexpr,
 ):  # fmt: skip
     """One program with one group a block of 64 columns of V, head and sequence; writes what `vector_scan_bwd` writes.
     N: places of the ring."""
     v0, h, i, bos, length, first = block_of(cu, offsets, T, NT, H, V, 64, VARLEN)
     n = (length + 63) // 64 * 2
+    if WATCH:
+        # Where the form in float32 does the work nothing is read or written.
+        mine = gl.load(long) == 0
+        n = gl.where(mine, n, 0)
+        has_dht = gl.where(mine, has_dht, 0)
+        has_dh0 = gl.where(mine, has_dh0, 0)
     state = (i.to(gl.int64) * H + h) * (K * V)
     dt: gl.constexpr = td.dtype
     wide: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
@@ -137,7 +150,7 @@ def vector_groups_reverse(
     gl.warp_specialize(
         [
             (_compute, (bars, kds, kus, qds, tbs, tms, as_, dos, es, Xs, ys, dvs, dv, dvd, Xd, yd, dht, dh0, bos, first,
-                        length, h, H, v0, n, state, has_dht, has_dh0, K, V, VFIRST, TAIL, N)),
+                        length, h, H, v0, n, state, has_dht, has_dh0, long, K, V, VFIRST, TAIL, WATCH, N)),
             (_copy, (bars, kds, kus, qds, tbs, tms, as_, dos, es, td, md, dod, ed, bos, first, h, H, v0, n, K, V, N)),
         ],
         [1],

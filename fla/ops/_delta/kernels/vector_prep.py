@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from fla.ops._common.kernels import LOG2E, NORM_EPS, chunk_at, mdot
-from fla.ops._delta.kernels.common import idle, large, long_keys
+from fla.ops._delta.kernels.common import idle, large, long_keys, parallel
 from fla.ops._delta.kernels.vector_math import (
     BOUND_NAT,
     FLOOR_NAT,
@@ -135,9 +135,10 @@ def vector_prep(
         if tl.max(tl.load(marks + tl.program_id(0) * 2 + two), 0) == 0:
             return
     row, n = chunk_at(table, it, T, NT, 64, VARLEN)
+    if PART == 1:
+        # Rows speak for themselves later, behind barriers of the products.
+        tl.store(long + it * H + h, 0)
     if n <= 0:
-        if PART == 1:
-            tl.store(long + it * H + h, 0)
         if FREE:
             tl.store(marks + (it * H + h) * 2 + two, tl.zeros((2,), tl.int32))
         return
@@ -343,15 +344,15 @@ def vector_prep(
     X = tri_inv32(L, IPREC)
     if PART == 1:
         if ERASE:
-            is_long = long_keys(tl.maximum(norm2, erase2), norm2 * 0.0, r < n)
+            bad = long_keys(tl.maximum(norm2, erase2), norm2 * 0.0, r < n)
         else:
-            is_long = long_keys(norm2, bt, r < n)
+            bad = long_keys(norm2, bt, r < n)
         L = tl.where((i // 32 == j // 32) & (i > j), L, 0.0)
-        is_long = tl.maximum(is_long, large(L, X, 32))
+        bad |= parallel(L, 32) | large(X)
         if FREE:
             # What the exact form does again is judged there.
-            is_long = tl.where(tl.max(strong, 0) != 0, 0, is_long)
-        tl.store(long + w, is_long)
+            bad &= tl.max(strong, 0) == 0
+        tl.store(long + w + tl.zeros((64,), tl.int32), 1, mask=bad)
     if TRAIN:
         store_tile(mats, diag32(X).to(DT), m0 + 128, 64, 0, 32, 32, 64, 32, TMA, False, False)
         if NORM and not LOOP:
