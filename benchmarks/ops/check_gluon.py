@@ -43,7 +43,9 @@ def call(op: str, T: int, H: int) -> None:
     """Forward and backward of an op, and forward alone, which keeps nothing for a backward."""
     import fla.ops
 
-    def leaf(*shape: int, dtype: Any = torch.bfloat16) -> Any:
+    op, half = op.removesuffix(" fp16"), torch.float16 if op.endswith(" fp16") else torch.bfloat16
+
+    def leaf(*shape: int, dtype: Any = half) -> Any:
         return torch.zeros(shape, dtype=dtype, requires_grad=True)
 
     x = {n: leaf(1, T, H, 128) for n in "qkv"}
@@ -67,7 +69,10 @@ def call(op: str, T: int, H: int) -> None:
         torch.autograd.grad(o, list(x.values()), torch.zeros_like(o))
 
 
-OPS = ("gated_delta_rule", "delta_rule", "comba", "kda", "simple_gla", "retention", "linear_attn")
+OPS = (
+    "gated_delta_rule", "delta_rule", "comba", "kda", "gated_delta_rule fp16", "comba fp16", "kda fp16", "simple_gla",
+    "retention", "linear_attn",
+)  # fmt: skip
 
 
 def faults(kernel: Any) -> list[str]:
