@@ -120,6 +120,10 @@ def hooks() -> Callable[[], bool]:
             leave is not None and bool(getattr(leave, "calls", True))
         )
 
+    # For functions that are written out: where the hooks are, and both, if an empty list in each says that nobody is.
+    chains = runtime.launch_enter_hook, runtime.launch_exit_hook
+    if all(type(getattr(chain, "calls", None)) is list for chain in chains):
+        listening.parts = (runtime, *chains)  # type: ignore[attr-defined]
     return listening
 
 

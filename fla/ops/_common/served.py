@@ -16,6 +16,9 @@ from fla.ops._common.policy import chip_of
 from fla.ops._common.single import applied, once, savable
 from fla.ops._common.tape import Body, Known
 
+# Name of the backward where o alone has a gradient and no initial state needs one.
+_USUAL = ("backward", False, True)
+
 
 def served(run: Callable[..., Any], inputs: tuple[Any, ...], *static: Any) -> Any:
     """``run(inputs, *static)`` on the device of the inputs, which holds for all that look the same."""
@@ -51,7 +54,8 @@ def differentiable(
     gradients of the inputs, in order, as far as any has one. The third input is shaped like o, the last is cu_seqlens.
     """
 
-    def run(ctx: Any, known: Known, inputs: tuple[Any, ...], static: tuple[Any, ...], made: Any, *given: Any) -> Any:
+    def run(ctx: Any, job: tuple[Known, tuple[Any, ...], tuple[Any, ...], Any], *given: Any) -> Any:
+        known, inputs, static, made = job
         o, ht, *saved = made or known.run("forward", forward, inputs, *static)
         if keeps is None:
             ctx.save_for_backward(*inputs, *saved)
@@ -65,11 +69,16 @@ def differentiable(
     def back(ctx: Any, do: Tensor | None, dht: Tensor | None = None) -> tuple[Any, ...]:
         known = ctx.known
         if do is None and dht is None:
-            return (None,) * (4 + len(known.places))
+            return (None,) * (1 + len(known.places))
         saved = ctx.saved_tensors
+        # The usual case in as few steps as there can be: the thread that this runs on has just woken, with cold caches.
+        if dht is None and do is not None and saved[state] is None and callable(usual := known.tapes.get(_USUAL)):
+            grads = usual(do.get_device(), *saved, do, None) if do.is_contiguous() and on_device(do) is HERE else None
+            if grads is not None:
+                return None, *known.given(grads)
         do = torch.zeros_like(saved[2]) if do is None else aligned(do)
         dht = None if dht is None else aligned(dht)
-        into_state = saved[state] is not None and ctx.needs_input_grad[4 + known.places.index(state)]
+        into_state = saved[state] is not None and ctx.needs_input_grad[1 + known.places.index(state)]
         which = ("backward", into_state, dht is None)
         here = on_device(do)
         if here is HERE:
@@ -77,7 +86,7 @@ def differentiable(
         else:
             with here:
                 grads = known.run(which, backward, (*saved, do, dht), into_state)
-        return None, None, None, None, *known.given(grads)
+        return None, *known.given(grads)
 
     members = {"forward": staticmethod(run), "backward": staticmethod(back), "__module__": forward.__module__}
     apply = applied(type(name, (torch.autograd.Function,), members))
@@ -86,6 +95,6 @@ def differentiable(
         if inputs[-1] is not None:
             inputs = (*inputs[:-1], savable(inputs[-1]))
         # The kernels run before torch makes its node, and absent inputs are not given to it: a caller waits for both.
-        return apply(known, inputs, static, known.first("forward", inputs), *known.given(inputs))
+        return apply((known, inputs, static, known.first("forward", inputs)), *known.given(inputs))
 
     return train

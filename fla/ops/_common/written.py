@@ -22,6 +22,8 @@ _ALIGN = 512
 # Larger buffers are allocated one by one: blocks that big are hard to find again, and their calls take long enough.
 _ROOM = 512 << 20
 _TOKEN = re.compile(r"\bx(\d+)\.data_ptr\(\)|\bx(\d+)\b|\*m(\d+)|\bc(\d+)\b|\bg\b|\bs\b")
+# New memory is filled, or a dispatch mode sees what is allocated.
+_WATCHED = (torch._C._get_deterministic_algorithms, torch._C._len_torch_dispatch_stack)
 _ALLOCATE = ("aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided", "aten::new_empty_strided")
 
 
@@ -185,14 +187,17 @@ class Recording:
         self.names["listening"], self.names["stream"] = self.launcher
         self.names["empty"], quick = _any_empty(self.device), []
         if (fast := _quick_empty(self.device)) is not None:
-            self.names |= {"fast": fast, "careful": self.names.pop("empty"), "watched": _allocations_are_watched}
-            quick = ["    empty = careful if watched() else fast"]
+            self.names |= {"fast": fast, "careful": self.names.pop("empty")}
+            watched = " or ".join(f"{self.constant(ask)}()" for ask in _WATCHED)
+            quick = [f"    empty = careful if {watched} else fast"]
         results = [None if x is None else self.variable(x) for x in outputs]
         given = [f"i{i}" for i, x in enumerate(inputs) if x is not None]
         source = [
             f"def run(device, {', '.join(f'i{i}' for i in range(len(inputs)))}):",
             *(f"    p_{x} = {x}.data_ptr()" for x in given),
-            f"    if ({' | '.join(f'p_{x}' for x in given)}) & 15 or listening():",
+            f"    if ({' | '.join(f'p_{x}' for x in given)}) & 15:",
+            "        return None",
+            f"    if {self._listening()} and listening():",
             "        return None",
             "    s = stream(device)",
             *quick,
@@ -202,6 +207,15 @@ class Recording:
         exec("\n".join(source), self.names)
         run: Callable[..., Any] = self.names["run"]
         return run
+
+    def _listening(self) -> str:
+        """Whether there is reason to ask ``listening``."""
+        parts = getattr(self.names["listening"], "parts", None)
+        if parts is None:
+            return "True"
+        names = [self.constant(part) for part in parts]
+        hooks = zip(names[1:], ("launch_enter_hook", "launch_exit_hook"), strict=True)
+        return "(" + " or ".join(f"{names[0]}.{hook} is not {c} or {c}.calls" for c, hook in hooks) + ")"
 
     def _tensors(self, seen: set[str]) -> set[str]:
         """The names that must be tensors, ``seen`` from outside among them: what they are made of must be, too."""
@@ -349,11 +363,6 @@ def _quick_empty(device: torch.device) -> Callable[..., Tensor] | None:
     guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
     found: Callable[..., Tensor] | None = getattr(guards, f"_empty_strided_{device.type}", None)
     return found
-
-
-def _allocations_are_watched() -> bool:
-    """Whether new memory is filled, or a dispatch mode sees what is allocated."""
-    return bool(torch._C._get_deterministic_algorithms() or torch._C._len_torch_dispatch_stack())
 
 
 def _storage(x: Tensor) -> int:

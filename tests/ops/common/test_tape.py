@@ -55,6 +55,7 @@ class Engine:
         self.runs = 0
         self.heard = False
         self.known = known
+        self.listening = lambda: self.heard
         self.gos: dict = {}
 
     def _launch(self, grid, args) -> None:
@@ -65,7 +66,7 @@ class Engine:
             self.gos[key] = bind(kernel, args, ("meta",))
         go = self.gos[key]
         if tape.recording is not None:
-            tape.note_launch(grid, args, (None, go, lambda: self.heard, lambda d: 99) if self.known else None)
+            tape.note_launch(grid, args, (None, go, self.listening, lambda d: 99) if self.known else None)
         go(grid, 99, args)
 
     def body(self, x, y, scale):
@@ -137,6 +138,54 @@ def test_a_profiler_gets_the_body() -> None:
     runs = engine.runs
     taped(tapes, "forward", engine.body, (x, None), 0.5)
     assert engine.runs == runs + 1
+
+
+def test_hooks_are_looked_at_and_asked_only_where_there_is_reason_to() -> None:
+    class Chain:
+        def __init__(self) -> None:
+            self.calls: list = []
+
+    engine, tapes, asked = Engine(), {}, []
+    runtime = SimpleNamespace(launch_enter_hook=Chain(), launch_exit_hook=Chain())
+    engine.listening = lambda: asked.append(1) or engine.heard
+    engine.listening.parts = (runtime, runtime.launch_enter_hook, runtime.launch_exit_hook)
+
+    def call() -> int:
+        taped(tapes, "forward", engine.body, (torch.randn(2, 3), None), 0.5)
+        return engine.runs
+
+    assert [call() for _ in range(3)] == [1, 2, 2]
+    assert not asked
+    engine.heard = True
+    for chain in (runtime.launch_enter_hook, runtime.launch_exit_hook):
+        chain.calls.append(print)
+        before = engine.runs
+        assert call() == before + 1
+        chain.calls.clear()
+        assert call() == before + 1
+    runtime.launch_exit_hook = print
+    before = engine.runs
+    assert call() == before + 1
+    engine.heard = False
+    assert call() == before + 1
+
+
+def test_a_profiler_of_triton_is_heard() -> None:
+    from fla.ops._common.bound import hooks
+
+    listening = hooks()
+    assert not listening()
+    if not hasattr(listening, "parts"):
+        pytest.skip("this Triton keeps its hooks elsewhere")
+    runtime, enter, leave = listening.parts
+    assert (enter, leave) == (runtime.launch_enter_hook, runtime.launch_exit_hook)
+    assert (enter.calls, leave.calls) == ([], [])
+    enter.add(print)
+    try:
+        assert listening()
+        assert enter.calls
+    finally:
+        enter.remove(print)
 
 
 def test_a_launch_that_is_not_understood_leaves_the_body_alone() -> None:
