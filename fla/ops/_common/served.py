@@ -73,7 +73,8 @@ def differentiable(
         saved = ctx.saved_tensors
         # The usual case in as few steps as there can be: the thread that this runs on has just woken, with cold caches.
         if dht is None and do is not None and saved[state] is None and callable(usual := known.tapes.get(_USUAL)):
-            grads = usual(do.get_device(), *saved, do, None) if do.is_contiguous() and on_device(do) is HERE else None
+            fit = do.is_contiguous() and not do.is_neg() and on_device(do) is HERE
+            grads = usual(do.get_device(), *saved, do, None) if fit else None
             if grads is not None:
                 return None, *known.given(grads)
         do = torch.zeros_like(saved[2]) if do is None else aligned(do)
