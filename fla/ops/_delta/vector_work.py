@@ -578,7 +578,10 @@ class Work:
                 ),
                 (self.v, self.beta, do),
             )
-            if self.some or not self.call.exact:
+            if (self.some or not self.call.exact) and not (
+                vector_groups.serve_grad(self)
+                and vector_groups.grad(self, do, states, news, exits, ys, scores, vecs, r)
+            ):
                 self._grad(run_grad, p, do, states, news, exits, ys, scores, vecs, r)
             if self.tree is not None:
                 self._grad(run_grad_exact, self.tree, do, states, news, exits, ys, scores, vecs, r)

@@ -115,6 +115,9 @@ class Shared:
     def slice(self, start: int, length: int, dim: int = 0) -> Shared:
         return Shared(self.x.narrow(dim, start, length))
 
+    def _reinterpret(self, dtype: Any, shape: list[int], layout: Any) -> Shared:
+        return Shared(self.x.view(shape), self.bars)
+
     def permute(self, order: Any) -> Shared:
         return Shared(self.x.permute(*order))
 
@@ -149,6 +152,7 @@ class _Thread(threading.local):
 
 _here = _Thread()
 _pid = 0
+_programs = 1
 
 
 def _mma(a: Any, b: Any, acc: Any, *, use_acc: bool = True, is_async: bool = False) -> Any:
@@ -203,7 +207,8 @@ def _load(p: Pointer, mask: Any = None, other: float = 0.0) -> torch.Tensor:
     return torch.where(mask, p.flat[torch.where(mask, at, 0)], torch.tensor(other, dtype=p.flat.dtype))
 
 
-def _store(p: Pointer, value: torch.Tensor, mask: Any = None) -> None:
+def _store(p: Pointer, value: torch.Tensor | float, mask: Any = None) -> None:
+    value = torch.as_tensor(value)
     if mask is None:
         p.flat[p.at] = value.to(p.flat.dtype)
     else:
@@ -256,6 +261,11 @@ def _most(a: Any, b: Any, propagate_nan: Any = None) -> Any:
     return torch.clamp(a, min=b) if isinstance(a, torch.Tensor) else Int(max(a, b))
 
 
+def _asm(code: str, constraints: str, args: list[torch.Tensor], **kw: Any) -> torch.Tensor:
+    ops = {"ex2": torch.exp2, "rcp": torch.reciprocal, "lg2": torch.log2}
+    return ops[code.split(".")[0]](args[0])
+
+
 def _layout(*args: Any, **kw: Any) -> None:
     return None
 
@@ -279,7 +289,8 @@ def _modules() -> dict[str, types.ModuleType]:
         "allocate_shared_memory": _smem, "static_range": range, "convert_layout": lambda x, layout: x,
         "thread_barrier": lambda: None, "warp_specialize": _specialize, "SliceLayout": _layout,
         "NVMMADistributedLayout": _layout, "NVMMASharedLayout": _layout, "DotOperandLayout": _layout,
-        "static_assert": lambda *a: None,
+        "static_assert": lambda *a: None, "num_programs": lambda axis: Int(_programs),
+        "inline_asm_elementwise": _asm,
     }.items():  # fmt: skip
         setattr(gl, name, value)
     hopper = types.ModuleType("triton.experimental.gluon.language.nvidia.hopper")
@@ -339,12 +350,13 @@ class OnCpu:
 
     def fix(self, meta: dict[str, Any], options: dict[str, Any]) -> Any:
         def run(grid: int, args: tuple[Any, ...], given: Any) -> None:
-            global _pid
+            global _pid, _programs
             self.runs += 1
             ours = [
                 Descriptor(*a) if type(a) is bound.Matrix else Pointer(a.view(-1)) if isinstance(a, torch.Tensor) else a
                 for a in args
             ]
+            _programs = grid
             for _pid in range(grid):
                 self.kernel(*ours, **meta)
 
