@@ -32,7 +32,8 @@ from fla.ops._delta.scalar import ScalarCall
 
 BF, HF, F32 = torch.bfloat16, torch.float16, torch.float32
 # Blocks of V are those of the kernels in Triton.
-B128, B64 = {"block_v": 128, "again_v": 128, "groups": 0}, {"block_v": 64, "again_v": 64, "groups": 0}
+TRITON = {"groups": 0, "chunk_groups": False}
+B128, B64 = {"block_v": 128, "again_v": 128, **TRITON}, {"block_v": 64, "again_v": 64, **TRITON}
 L = Launch
 
 
@@ -55,9 +56,12 @@ CASES: dict[str, tuple[dict, dict]] = {
     "many -1000": ({"T": 256, "H": 70, "cut": True}, {}),
     "many varlen bv128": (
         {"T": 300, "H": 24, "cu": [0, 5, 5, 69, 200, 300], "initial": True},
-        {"groups": 0},
+        TRITON,
     ),
-    "few Triton": ({"T": 300, "H": 2, "cu": [0, 5, 5, 69, 200, 300], "initial": True}, {"groups": 0}),
+    "few Triton": (
+        {"T": 300, "H": 2, "cu": [0, 5, 5, 69, 200, 300], "initial": True},
+        TRITON,
+    ),
     "many fp16": ({"T": 1024, "H": 70, "dtype": HF}, {}),
     "many fp16 tail": ({"T": 200, "H": 35, "HV": 70, "norm": False, "initial": True, "dtype": HF}, {}),
     "many fp16 varlen": (
@@ -73,7 +77,10 @@ CASES: dict[str, tuple[dict, dict]] = {
     ),
     "few fp16 V256": ({"T": 320, "H": 4, "K": 128, "V": 256, "initial": True, "v_first": True, "dtype": HF}, {}),
     "few fp16 varlen": ({"T": 300, "H": 2, "cu": [0, 5, 5, 69, 200, 300], "initial": True, "dtype": HF}, {}),
-    "fp16 Triton": ({"T": 300, "H": 24, "cu": [0, 5, 5, 69, 200, 300], "initial": True, "dtype": HF}, {"groups": 0}),
+    "fp16 Triton": (
+        {"T": 300, "H": 24, "cu": [0, 5, 5, 69, 200, 300], "initial": True, "dtype": HF},
+        TRITON,
+    ),
     "comba many fp16 tail": ({"T": 200, "H": 70, "read": True, "initial": True, "dtype": HF}, {}),
     "comba few fp16 varlen": (
         {"T": 300, "H": 2, "read": True, "initial": True, "cu": [0, 5, 5, 69, 200, 300], "dtype": HF},
@@ -85,12 +92,20 @@ CASES: dict[str, tuple[dict, dict]] = {
         {"T": 300, "H": 24, "read": True, "initial": True, "cu": [0, 5, 5, 69, 200, 300]},
         {},
     ),
-    "comba few Triton": ({"T": 200, "H": 2, "HV": 4, "read": True, "initial": True}, {"groups": 0}),
-    "v:prep168": ({"T": 256, "H": 4}, {"prep": L(4, 1, 168)}),
-    "v:prep": ({"T": 256, "H": 4}, {"prep": L(4, 1)}),
+    "many gate sig": ({"T": 512, "H": 35, "HV": 70, "gate": "kernel", "sigmoid": 2.0, "initial": True}, {}),
+    "many unnormed": ({"T": 512, "H": 70, "norm": False}, {}),
+    "many packed": ({"T": 1200, "H": 32, "cu": [0, 64, 64, 69, 400, 656, 1200]}, {}),
+    "comba many whole": ({"T": 1024, "H": 70, "read": True}, {}),
+    "comba many own key": ({"T": 512, "H": 70, "before": True}, {}),
+    "comba few Triton": (
+        {"T": 200, "H": 2, "HV": 4, "read": True, "initial": True},
+        TRITON,
+    ),
+    "v:prep168": ({"T": 256, "H": 4}, {"prep": L(4, 1, 168), "chunk_groups": False}),
+    "v:prep": ({"T": 256, "H": 4}, {"prep": L(4, 1), "chunk_groups": False}),
     "v:64s2": ({"T": 256, "H": 4}, {**B64, **scans(L(4, 2))}),
     "v:R128s4": ({"T": 256, "H": 4}, {**B128, **scans(L(8, 3)), "recompute": L(8, 4)}),
-    "v:grad8": ({"T": 256, "H": 4}, {"grad": L(8)}),
+    "v:grad8": ({"T": 256, "H": 4}, {"grad": L(8), "chunk_groups": False}),
     "gva gate sig": ({"T": 200, "H": 2, "HV": 4, "gate": "kernel", "sigmoid": 2.0, "initial": True}, {}),
     "varlen vfirst": ({"T": 300, "H": 2, "cu": [0, 5, 5, 69, 200, 300], "initial": True, "v_first": True}, {}),
     "no decay": ({"T": 200, "H": 2, "gate": None}, {}),
@@ -315,7 +330,7 @@ SHAPES = {
     "D256": (1, 8192, 48, 256),
 }
 VARIANTS: dict[str, list[tuple[str, dict]]] = {
-    "A": [("168", {"prep": L(4, 1, 168)}), ("-", {"prep": L(4, 1)})],
+    "A": [("168", {"prep": L(4, 1, 168), "chunk_groups": False}), ("-", {"prep": L(4, 1), "chunk_groups": False})],
     "F": [
         ("128w8s3", {**B128, "forward": L(8, 3)}),
         ("64w4s3", {**B64, "forward": L(4, 3)}),
@@ -332,16 +347,16 @@ VARIANTS: dict[str, list[tuple[str, dict]]] = {
         ("64w4s3", {**B64, "reverse": L(4, 3)}),
         ("64w4s2", {**B64, "reverse": L(4, 2)}),
     ],
-    "P": [("8", {"grad": L(8)})],
+    "P": [("8", {"grad": L(8), "chunk_groups": False})],
 }
 
 
 READ_VARIANTS: dict[str, list[tuple[str, dict]]] = {
-    "A": [("168", {"prep": L(4, 1, 168)}), ("-", {"prep": L(4, 1)})],
+    "A": [("168", {"prep": L(4, 1, 168), "chunk_groups": False}), ("-", {"prep": L(4, 1), "chunk_groups": False})],
     "F": [("64w4s2", {**B64, "forward": L(4, 2)})],
     "R": [("128w8s2", {**B128, "recompute": L(8, 2)}), ("64w4s2", {**B64, "recompute": L(4, 2)})],
     "D": [("64w4s2", {**B64, "reverse": L(4, 2)})],
-    "P": [("8", {"grad": L(8)})],
+    "P": [("8", {"grad": L(8), "chunk_groups": False})],
 }
 
 

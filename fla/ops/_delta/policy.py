@@ -28,6 +28,7 @@ class ScalarPlan:
         again_v: the same of the scan that computes states again.
         prep_k, grad_k, grad_v: blocks of the first stage and of the chunk gradient; scores_v: V block of the score
             gradients, a stage of their own where ``grad_k`` is not all of K.
+        chunk_groups: whether the first stage and the gradients of whole chunks run in Gluon.
         groups: groups of four warps, 64 columns of V each, of the state passes in Gluon; 0: those passes are Triton's.
     """
 
@@ -52,6 +53,7 @@ class ScalarPlan:
     chip: Chip
     forward_step: int | None = None
     groups: int = 0
+    chunk_groups: bool = False
 
     @functools.cached_property
     def options(self) -> tuple[dict[str, Any], ...]:
@@ -131,6 +133,7 @@ def _scalar_plan(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool, norm
         forward=forward, recompute=again, reverse=scan, grad=grad, scores=Launch(4), chip=chip,
         forward_step=forward_step,
         groups=groups_for(chip, dtype, K, V, few, fp16=True),
+        chunk_groups=dtype == torch.bfloat16 and K == V == 128 and groups_for(chip, dtype, K, V, few) > 0,
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from fla.ops._common.gates import needs_range
 from fla.ops._common.launch import Fixed, Launcher, descriptor
 from fla.ops._common.policy import Chip, chip_of
 from fla.ops._common.room import Parts, carve, like, room_for, total
-from fla.ops._delta import groups
+from fla.ops._delta import chunk_groups, groups
 from fla.ops._delta.kernels.common import any_long
 from fla.ops._delta.kernels.scalar_grad import scalar_fold, scalar_grad
 from fla.ops._delta.kernels.scalar_prep import SC, scalar_prep
@@ -162,6 +162,10 @@ def prepare(
     T, A, sc = carve(room_for(parts, k) if room is None else room, parts)
     marks = torch.empty(tiles, dtype=torch.int32, device=k.device) if call.part == 1 else long
     d = p.descriptors
+    keep = save or min(p.step, p.forward_step or C) < C
+    gluon = chunk_groups.serve_prepare(call)
+    if gluon and chunk_groups.prepare(call, q, k, g, beta, A_log, dt_bias, keep, read, T, A, sc):
+        return T, A, sc, None
     args = (
         q, k, k if read is None else read, _descriptor(q, rows, s.H * s.K, C, p.prep_k, d),
         _descriptor(k, rows, s.H * s.K, C, p.prep_k, d),
@@ -169,7 +173,7 @@ def prepare(
         beta if g is None else g, beta, beta if A_log is None else A_log, beta if dt_bias is None else dt_bias, T,
         _descriptor(T, tiles * C, C, C, C, d), A, _descriptor(A, tiles * C, C, C, C, d), sc,
         sc if marks is None else marks, sc if t.rows is None else t.rows, s.T, t.per_sequence, s.H, s.HV, call.scale,
-        call.beta_scale, int(save or min(p.step, p.forward_step or C) < C),
+        call.beta_scale, int(keep),
     )  # fmt: skip
     key = ("prep", _gate_mode(g, A_log), dt_bias is not None, read is not None)
     run = call.launches.get(key)
@@ -478,7 +482,10 @@ def _run_gradients(
         return fixed
 
     given = (q, k, do, g, beta, A_log, dt_bias, t.cu)
-    if not d or t.varlen or s.T >= C:
+    whole = not d or t.varlen or s.T >= C
+    if whole and chunk_groups.serve_gradients(call):
+        whole = not chunk_groups.gradients(call, q, k, g, beta, A_log, dt_bias, do, passed, read, r)
+    if whole:
         run(False)(blocks * tiles, (*main, *rest), given)
     if d and (t.varlen or s.T % C):
         run(True)(blocks * s.HV * t.sequences, (*plain, *rest), given)

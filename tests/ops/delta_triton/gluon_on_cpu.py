@@ -59,6 +59,10 @@ class Pointer:
     def __sub__(self, less: Any) -> Pointer:
         return Pointer(self.flat, self.at - less)
 
+    @property
+    def dtype(self) -> Any:
+        return types.SimpleNamespace(element_ty=self.flat.dtype)
+
 
 class Descriptor:
     def __init__(self, x: torch.Tensor, rows: int, cols: int, block_rows: int, block_cols: int) -> None:
@@ -120,6 +124,10 @@ class Shared:
 
     def permute(self, order: Any) -> Shared:
         return Shared(self.x.permute(*order))
+
+    def _reinterpret(self, dtype: torch.dtype, shape: list[int], layout: Any) -> Shared:
+        assert dtype == self.x.dtype
+        return Shared(self.x.view(shape))
 
     def load(self, layout: Any = None) -> torch.Tensor:
         return self.x.clone()
@@ -197,9 +205,9 @@ def _specialize(parts: Any, warps: Any, registers: Any) -> None:
         raise errors[0]
 
 
-def _load(p: Pointer, mask: Any = None, other: float = 0.0) -> torch.Tensor:
+def _load(p: Pointer, mask: Any = None, other: float = 0.0) -> Any:
     if isinstance(p.at, int) and not p.flat.is_floating_point():
-        return Int(p.flat[p.at])
+        return Int(other if mask is False else p.flat[p.at])
     at = torch.as_tensor(p.at)
     if mask is None:
         return p.flat[at]
@@ -221,7 +229,9 @@ def _smem(dtype: torch.dtype, shape: list[int], layout: Any = None) -> Shared:
     return Shared(torch.full(shape, float("nan"), dtype=dtype))
 
 
-def _copy_in(desc: Descriptor, coord: Any, bar: Shared, dst: Shared) -> None:
+def _copy_in(desc: Descriptor, coord: Any, bar: Shared, dst: Shared, pred: bool = True) -> None:
+    if not pred:
+        return
     tile = desc.tile(coord)
     assert dst.x.shape == desc.block
     dst.x.zero_()
@@ -261,7 +271,12 @@ def _most(a: Any, b: Any, propagate_nan: Any = None) -> Any:
     return torch.clamp(a, min=b) if isinstance(a, torch.Tensor) else Int(max(a, b))
 
 
-def _asm(code: str, constraints: str, args: list[torch.Tensor], **kw: Any) -> torch.Tensor:
+def _asm(code: str, constraints: str, args: Any, **kw: Any) -> torch.Tensor:
+    if code.startswith("shfl.sync.idx"):
+        # From other lanes, where each block of 8 rows and 8 columns lies in one warp as products have it.
+        x, lane = args
+        assert torch.equal(lane % 4, (torch.arange(8) // 2).expand_as(lane))
+        return x.gather(0, torch.arange(x.shape[0])[:, None] // 8 * 8 + lane // 4)
     ops = {"ex2": torch.exp2, "rcp": torch.reciprocal, "lg2": torch.log2}
     return ops[code.split(".")[0]](args[0])
 
@@ -278,7 +293,7 @@ def _modules() -> dict[str, types.ModuleType]:
     gl = types.ModuleType("triton.experimental.gluon.language")
     gl.constexpr = lambda value: value  # type: ignore[attr-defined]
     for name, value in {
-        "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int64": torch.int64,
+        "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float32, "int64": torch.int64,
         "program_id": lambda axis: Int(_pid), "arange": lambda a, b, layout=None: torch.arange(a, b),
         "zeros": lambda shape, dtype, layout=None: torch.zeros(shape, dtype=dtype), "load": _load, "store": _store,
         "exp2": torch.exp2, "where": _where, "minimum": _least,
@@ -290,13 +305,15 @@ def _modules() -> dict[str, types.ModuleType]:
         "thread_barrier": lambda: None, "warp_specialize": _specialize, "SliceLayout": _layout,
         "NVMMADistributedLayout": _layout, "NVMMASharedLayout": _layout, "DotOperandLayout": _layout,
         "static_assert": lambda *a: None, "num_programs": lambda axis: Int(_programs),
-        "inline_asm_elementwise": _asm,
+        "inline_asm_elementwise": _asm, "DistributedLinearLayout": _layout, "SwizzledSharedLayout": _layout,
+        "rsqrt": torch.rsqrt, "exp": torch.exp, "log": torch.log,
     }.items():  # fmt: skip
         setattr(gl, name, value)
     hopper = types.ModuleType("triton.experimental.gluon.language.nvidia.hopper")
     bars = types.SimpleNamespace(
-        init=_init, wait=lambda b, p: b.bar.wait(p), expect=lambda b, n: b.bar.arrive(1, n),
-        arrive=lambda b, count=1: b.bar.arrive(count), MBarrierLayout=_layout,
+        init=_init, wait=lambda b, p: b.bar.wait(p),
+        expect=lambda b, n, pred=True: b.bar.arrive(1, n) if pred else None,
+        arrive=lambda b, count=1, pred=True: b.bar.arrive(count) if pred else None, MBarrierLayout=_layout,
     )  # fmt: skip
     copies = types.SimpleNamespace(
         async_copy_global_to_shared=_copy_in, async_copy_shared_to_global=_copy_out, store_wait=_store_wait
@@ -319,6 +336,7 @@ def _modules() -> dict[str, types.ModuleType]:
 
 def _module(path: Path, name: str) -> types.ModuleType:
     module = types.ModuleType(name)
+    module.__dict__["range"] = lambda *bounds: map(Int, range(*bounds))
     exec(compile("from __future__ import annotations\n" + path.read_text(), str(path), "exec"), module.__dict__)
     return module
 
