@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: MIT
 # mypy: ignore-errors
+# ruff: noqa: RUF005  (kernels have no starred tuples)
 """What kernels in Gluon share that have a warp that copies and groups of four warps that compute, for Hopper.
 
 Tiles go round a ring of places in shared memory. One barrier of a place says that it is full, another that it is free.
 """
 
 from triton.experimental import gluon
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
 from fla.ops._common.gluon_language import gl
 
@@ -92,3 +99,98 @@ def store_left(x, p, row, left, h, HV, v0, V: gl.constexpr):
     base = p + (row.to(gl.int64) * HV + h) * V + v0
     mask = (r < left)[:, None] & (c >= 0)[None, :]
     gl.store(base + (r[:, None] * (HV * V) + c[None, :]), x.load(layout), mask=mask)
+
+
+@gluon.jit
+def _block_places(
+    v0, k0, K: gl.constexpr, V: gl.constexpr, B: gl.constexpr, VFIRST: gl.constexpr, layout: gl.constexpr
+):
+    """`places` of B channels from ``k0`` on."""
+    rv = v0 + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
+    rk = k0 + gl.arange(0, B, layout=gl.SliceLayout(0, layout))
+    if VFIRST:
+        return rv[:, None] * K + rk[None, :]
+    else:
+        return rv[:, None] + rk[None, :] * V
+
+
+@gluon.jit
+def blocks_in(
+    p, given, v0, K: gl.constexpr, V: gl.constexpr, B: gl.constexpr, VFIRST: gl.constexpr, layout: gl.constexpr
+):
+    """64 rows of the transposed state in one caller's state at ``p`` in blocks of B channels; zeros if none is
+    given."""
+    S = ()
+    for j in gl.static_range(K // B):
+        X = gl.zeros([64, B], gl.float32, layout=layout)
+        if given != 0:
+            X = gl.load(p + _block_places(v0, j * B, K, V, B, VFIRST, layout)).to(gl.float32)
+        S = S + (X,)
+    return S
+
+
+@gluon.jit
+def blocks_out(S, p, v0, K: gl.constexpr, V: gl.constexpr, B: gl.constexpr, VFIRST: gl.constexpr, layout: gl.constexpr):
+    """Write what `blocks_in` reads."""
+    for j in gl.static_range(K // B):
+        gl.store(p + _block_places(v0, j * B, K, V, B, VFIRST, layout), S[j])
+
+
+@gluon.jit
+def scaled(S, factor, P: gl.constexpr):
+    """P blocks times a number."""
+    X = ()
+    for j in gl.static_range(P):
+        X = X + (S[j] * factor,)
+    return X
+
+
+@gluon.jit
+def updated(w, tiles, at, S, P: gl.constexpr):
+    """``S`` plus the products of ``w`` and the P tiles of place ``at``, on their way."""
+    X = ()
+    for j in gl.static_range(P):
+        X = X + (warpgroup_mma(w, tiles.index(P * at + j), S[j], is_async=True),)
+    return X
+
+
+@gluon.jit
+def waited(S, P: gl.constexpr):
+    """``S`` when all products are there."""
+    X = ()
+    for j in gl.static_range(P):
+        X = X + (warpgroup_mma_wait(0, deps=[S[j]]),)
+    return X
+
+
+@gluon.jit
+def bring(d, row, h, bar, tiles, at, K: gl.constexpr, B: gl.constexpr):
+    """Have rows of a head with K channels copied to place ``at``, in blocks of B channels."""
+    for j in gl.static_range(K // B):
+        tma.async_copy_global_to_shared(d, [row, h * K + j * B], bar, tiles.index(at * (K // B) + j))
+
+
+@gluon.jit
+def send(x, tile, d, row, col):
+    """``x`` through ``tile``, which earlier copies have left, to a matrix."""
+    tile.store(x)
+    fence_async_shared()
+    gl.thread_barrier()
+    tma.async_copy_shared_to_global(d, [row, col], tile)
+
+
+@gluon.jit
+def send_rows(x, tile, p, d, row, left, h, HV, v0, V: gl.constexpr, C: gl.constexpr, TAIL: gl.constexpr):
+    """The transposed ``x`` to columns ``v0 ..`` of a head of a `[rows, HV, V]` tensor: rows before ``left``."""
+    tile.permute((1, 0)).store(x)
+    if TAIL:
+        if left < C:
+            store_left(tile, p, row, left, h, HV, v0, V)
+        else:
+            fence_async_shared()
+            gl.thread_barrier()
+            tma.async_copy_shared_to_global(d, [row, h * V + v0], tile)
+    else:
+        fence_async_shared()
+        gl.thread_barrier()
+        tma.async_copy_shared_to_global(d, [row, h * V + v0], tile)

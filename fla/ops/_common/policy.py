@@ -142,13 +142,11 @@ def stretches(programs: int, chip: Chip, chunks: int) -> int:
     return segments if segments >= 4 else 1
 
 
-def groups_for(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool, fp16: bool = False) -> int:
+def groups_for(chip: Chip, dtype: torch.dtype, K: int, V: int, few: bool) -> int:
     """Groups of four warps, 64 columns of V each, in a program of kernels in Gluon; 0: there is none for such tiles.
 
-    Two groups share the tiles of keys, unless there are too few heads to fill the chip with pairs. ``fp16``: these
-    kernels take float16 as well.
+    Two groups share the tiles of keys, unless there are too few heads to fill the chip with pairs.
     """
-    known = dtype == torch.bfloat16 or (fp16 and dtype == torch.float16)
-    if chip.vendor != "nvidia" or chip.arch // 10 != 9 or not known or K != 128 or V % 128:
+    if chip.vendor != "nvidia" or chip.arch // 10 != 9 or dtype != torch.bfloat16 or K != 128 or V % 128:
         return 0
     return 1 if few else 2

@@ -285,8 +285,7 @@ def scan(
         ht = torch.empty(state_shape(call, s), dtype=torch.float32, device=k.device)
     S = T.new_empty(tiles, s.V, s.K) if save else None
     U = T.new_empty(tiles, s.V, p.chunk) if save else None
-    again = save and read is not None
-    if groups.serve(call, again) and groups.scan(call, q, k, v, T, A, sc, h0, o, ht, S, U, read, long):
+    if groups.serve(call, save) and groups.scan(call, q, k, v, T, A, sc, h0, o, ht, S, U, read, long):
         return o, ht, S, U
     args = _scan_args(call, q, k, v, T, A, sc, h0, entry, o, ht, S, U, call.segments, bv, read, long)
     run = _scan_run(call, bv, output, save, int(entry is not None), read is not None)

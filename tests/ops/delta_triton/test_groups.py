@@ -63,6 +63,14 @@ def test_read_keys_have_a_ring_of_their_own(kernels):
     check(run(make_inputs(T=270, K=16, V=128, read=True, initial=True), change=change(2), before=True))
 
 
+@pytest.mark.parametrize(
+    ("K", "count", "v_first", "read"), [(64, 1, False, True), (256, 2, True, False), (256, 1, False, False)]
+)
+def test_tiles_of_64_channels_and_states_in_blocks_of_them(kernels, K, count, v_first, read):
+    x = make_inputs(T=300, K=K, V=64 * count, read=read, initial=True, v_first=v_first, sequences=3)
+    check(run(x, change=change(count), v_first=v_first, cu=[0, 270, 270, 300], before=read))
+
+
 @pytest.mark.parametrize("read", [False, True])
 def test_packed_sequences_and_blocks_of_columns(kernels, read):
     x = make_inputs(T=210, K=16, V=128, read=read, initial=True, v_first=True, sequences=5)
@@ -222,6 +230,23 @@ def test_float32_stays_with_triton():
     assert half.other.plan.groups == 0
 
 
-@pytest.mark.parametrize(("K", "V"), [(64, 64), (256, 256), (128, 64)])
+def test_of_64_channels_two_programs_of_one_group_share_a_multiprocessor():
+    assert [plan(K=64, V=V, heads=192).groups for V in (64, 128, 192)] == [1, 1, 1]
+
+
+def test_passes_that_triton_does_faster_are_left_to_it():
+    read = [scalar_plan(CHIPS["sm90"], torch.bfloat16, K, K, 200, True, True) for K in (64, 128, 256)]
+    assert [p.groups for p in read] == [1, 2, 0]
+    assert [p.groups_again for p in read[:2]] == [False, False]
+    assert [plan(K=K, V=K).groups_again for K in (64, 128, 256)] == [False, True, True]
+    assert plan(K=64, V=64, heads=32).groups_again
+
+
+def test_pairs_of_groups_take_wide_states():
+    assert plan(K=256, V=256).groups == plan(K=256, V=512).groups == 2
+    assert plan(K=256, V=256, heads=16).groups == 1
+
+
+@pytest.mark.parametrize(("K", "V"), [(32, 64), (192, 192), (100, 128), (128, 64), (128, 96), (64, 96), (256, 64)])
 def test_other_widths_stay_with_triton(K, V):
     assert plan(K=K, V=V).groups == 0

@@ -25,7 +25,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from fla.ops._common.gluon_language import gl
-from fla.ops._common.groups_kernels import clear_rows, onward, places, ring, sequence_of, store_left
+from fla.ops._common.groups_kernels import (
+    block_of,
+    blocks_in,
+    blocks_out,
+    bring,
+    clear_rows,
+    onward,
+    ring,
+    scaled,
+    send,
+    send_rows,
+    updated,
+    waited,
+)
 from fla.ops._delta.kernels.groups_watch import judge, saturate, watch
 
 
@@ -35,6 +48,7 @@ def _copy(
     K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, OUT: gl.constexpr, READ: gl.constexpr,
     NA: gl.constexpr, NB: gl.constexpr, NC: gl.constexpr,
 ):  # fmt: skip
+    B: gl.constexpr = 64 if K > 128 else K
     a = 0
     pa = 1
     b = 0
@@ -45,11 +59,11 @@ def _copy(
         mbarrier.wait(first_bars.index(NA + a), pa)
         mbarrier.expect(full, 2 * C * K * (2 if OUT else 1) + (0 if READ else rest))
         if READ:
-            tma.async_copy_global_to_shared(pd, [row, hk * K], full, rs.index(a))
+            bring(pd, row, hk, full, rs, a, K, B)
         else:
-            tma.async_copy_global_to_shared(kd, [row, hk * K], full, rs.index(a))
+            bring(kd, row, hk, full, rs, a, K, B)
         if OUT:
-            tma.async_copy_global_to_shared(qd, [row, hk * K], full, qs.index(a))
+            bring(qd, row, hk, full, qs, a, K, B)
         if READ:
             full = rest_bars.index(b)
             mbarrier.wait(rest_bars.index(NB + b), pb)
@@ -60,7 +74,7 @@ def _copy(
         tma.async_copy_global_to_shared(scd, [tile * 8, 0], full, ss.index(b))
         tma.async_copy_global_to_shared(Td, [tile * C, 0], full, ts.index(b))
         if READ:
-            tma.async_copy_global_to_shared(kd, [row, hk * K], full, ks.index(b))
+            bring(kd, row, hk, full, ks, b, K, B)
         if OUT:
             tma.async_copy_global_to_shared(Ad, [tile * C, 0], full, as_.index(b))
         a, pa = onward(a, pa, NA)
@@ -78,14 +92,15 @@ def _compute(
     NC: gl.constexpr, W: gl.constexpr,
 ):  # fmt: skip
     dt: gl.constexpr = rs.dtype
-    big: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, K, 16])
+    # The state is held in blocks of channels, as operands of which only so many fit in registers at a time.
+    B: gl.constexpr = 64 if K > 128 else K
+    P: gl.constexpr = K // B
+    big: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, B, 16])
     small: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, C, 16])
     left_s: gl.constexpr = gl.DotOperandLayout(0, small, 2)
     left_b: gl.constexpr = gl.DotOperandLayout(0, big, 2)
     v0 += 64 * W
-    S = gl.zeros([64, K], gl.float32, layout=big)
-    if has_h0 != 0:
-        S = gl.load(h0 + state + places(v0, K, V, VFIRST, big)).to(gl.float32)
+    S = blocks_in(h0 + state, has_h0, v0, K, V, B, VFIRST, big)
     zero = gl.zeros([64, C], gl.float32, layout=small)
     token = gl.arange(0, C, layout=gl.SliceLayout(0, small))
     if WATCH:
@@ -98,46 +113,60 @@ def _compute(
     G = sc + 3 * C + C - 1
     last = gl.load(G + tile.to(gl.int64) * (8 * C), mask=n > 0, other=0.0)
     for t in range(n):
+        x = zero
+        y = zero
         eg = gl.exp2(last)
         after = gl.where(t + 1 < n, tile + HV, tile)
         last = gl.load(G + after.to(gl.int64) * (8 * C))
-        Sb = S.to(dt)
-        mbarrier.wait(first_bars.index(a), pa)
-        Sa = gl.convert_layout(Sb, left_s)
-        x = warpgroup_mma(Sa, rs.index(a).permute((1, 0)), zero, use_acc=False, is_async=True)
-        if OUT:
-            y = warpgroup_mma(Sa, qs.index(a).permute((1, 0)), zero, use_acc=False, is_async=True)
-        if SAVE:
-            # Earlier copies out of these buffers have been read.
-            tma.store_wait(0)
-            gl.thread_barrier()
-            Ss.index(W).store(Sb)
-            fence_async_shared()
-            gl.thread_barrier()
-            tma.async_copy_shared_to_global(Sd, [tile * V + v0, 0], Ss.index(W))
+        for j in gl.static_range(P):
+            Sb = S[j].to(dt)
+            mbarrier.wait(first_bars.index(a), pa)
+            Sa = gl.convert_layout(Sb, left_s)
+            x = warpgroup_mma(Sa, rs.index(P * a + j).permute((1, 0)), x, use_acc=j > 0, is_async=True)
+            if OUT:
+                y = warpgroup_mma(Sa, qs.index(P * a + j).permute((1, 0)), y, use_acc=j > 0, is_async=True)
+            if SAVE:
+                if j == 0:
+                    # Earlier copies out of these buffers have been read.
+                    tma.store_wait(0)
+                    gl.thread_barrier()
+                send(Sb, Ss.index(P * W + j), Sd, tile * V + v0, j * B)
+            if P > 1:
+                # Before the next operand is made. There is no room for values before the products are there, either.
+                if OUT:
+                    x, y = warpgroup_mma_wait(0, deps=[x, y])
+                else:
+                    x = warpgroup_mma_wait(0, deps=[x])
         if READ:
             mbarrier.wait(rest_bars.index(b), pb)
         if TAIL:
             if left < C:
                 if READ:
-                    clear_rows(ks.index(b), left, K)
+                    clear_rows(ks.index(b), left, B)
                 else:
-                    clear_rows(rs.index(a), left, K)
-        vt = vs.index(NC * b + W).permute((1, 0)).load(small).to(gl.float32)
-        if OUT:
-            x = warpgroup_mma_wait(1, deps=[x])
+                    for j in gl.static_range(P):
+                        clear_rows(rs.index(P * a + j), left, B)
+        if P > 1:
+            # One after the other, with a branch between: factors and values do not fit in registers at once.
+            x = x * ss.index(b).slice(1, 1, dim=0).load(small)
+            mbarrier.wait(first_bars.index(a), pa)
+            r = vs.index(NC * b + W).permute((1, 0)).load(small).to(gl.float32) - x
         else:
-            x = warpgroup_mma_wait(0, deps=[x])
-        # Loaded after the wait, so that nothing that needs the product comes before it.
-        ck = ss.index(b).slice(1, 1, dim=0).load(small)
-        r = vt - x * ck
+            vt = vs.index(NC * b + W).permute((1, 0)).load(small).to(gl.float32)
+            if OUT:
+                x = warpgroup_mma_wait(1, deps=[x])
+            else:
+                x = warpgroup_mma_wait(0, deps=[x])
+            # Loaded after the wait, so that nothing that needs the product comes before it.
+            ck = ss.index(b).slice(1, 1, dim=0).load(small)
+            r = vt - x * ck
         if TAIL:
             r = gl.where((token < left)[None, :], r, zero)
         u = warpgroup_mma(
             gl.convert_layout(r.to(dt), left_s), ts.index(b).permute((1, 0)), zero, use_acc=False, is_async=True
         )
-        S = S * eg
-        if OUT:
+        S = scaled(S, eg, P)
+        if OUT and P == 1:
             y, u = warpgroup_mma_wait(0, deps=[y, u])
         else:
             u = warpgroup_mma_wait(0, deps=[u])
@@ -145,22 +174,22 @@ def _compute(
         w = gl.convert_layout((u * cu).to(dt), left_b)
         if READ:
             mbarrier.arrive(first_bars.index(NA + a), count=1)
-            S = warpgroup_mma(w, ks.index(b), S, is_async=True)
+            S = updated(w, ks, b, S, P)
         else:
-            S = warpgroup_mma(w, rs.index(a), S, is_async=True)
+            S = updated(w, rs, a, S, P)
         if OUT:
+            if P > 1:
+                S = waited(S, P)
+                mbarrier.wait(first_bars.index(a), pa)
             y = y * ss.index(b).slice(0, 1, dim=0).load(small)
             ub = gl.convert_layout(u.to(dt), left_s)
             y = warpgroup_mma(ub, as_.index(b).permute((1, 0)), y, is_async=True)
         if SAVE:
-            Us.index(W).store(u.to(dt))
-            fence_async_shared()
-            gl.thread_barrier()
-            tma.async_copy_shared_to_global(Ud, [tile * V + v0, 0], Us.index(W))
+            send(u.to(dt), Us.index(W), Ud, tile * V + v0, 0)
         if OUT:
-            S, y = warpgroup_mma_wait(0, deps=[S, y])
-        else:
-            S = warpgroup_mma_wait(0, deps=[S])
+            y = warpgroup_mma_wait(0, deps=[y])
+        if P == 1 or not OUT:
+            S = waited(S, P)
         if READ:
             mbarrier.arrive(rest_bars.index(NB + b), count=1)
         else:
@@ -173,18 +202,7 @@ def _compute(
                 y = saturate(y)
             tma.store_wait(0)
             gl.thread_barrier()
-            os.index(W).permute((1, 0)).store(y.to(dt))
-            if TAIL:
-                if left < C:
-                    store_left(os.index(W), o, row, left, h, HV, v0, V)
-                else:
-                    fence_async_shared()
-                    gl.thread_barrier()
-                    tma.async_copy_shared_to_global(od, [row, h * V + v0], os.index(W))
-            else:
-                fence_async_shared()
-                gl.thread_barrier()
-                tma.async_copy_shared_to_global(od, [row, h * V + v0], os.index(W))
+            send_rows(y.to(dt), os.index(W), o, od, row, left, h, HV, v0, V, C, TAIL)
         a, pa = onward(a, pa, NA)
         b, pb = onward(b, pb, NB)
         row += C
@@ -192,9 +210,9 @@ def _compute(
         tile += HV
     tma.store_wait(0)
     if has_ht != 0:
-        gl.store(ht + state + places(v0, K, V, VFIRST, big), S)
+        blocks_out(S, ht + state, v0, K, V, B, VFIRST, big)
     if WATCH and OUT:
-        judge(long, top, S, 1, big)
+        judge(long, top, S, P, 1, big)
 
 
 @gluon.jit(do_not_specialize=["T", "NT", "H", "HV", "has_h0", "has_ht"])
@@ -206,14 +224,10 @@ def groups_scan(
 ):  # fmt: skip
     """One program a block of ``64 NC`` columns of V, value head and sequence. OUT: write o. SAVE: write the state
     before each chunk, ``S^T`` [V, K], and ``u^T`` [V, C]. READ: ``pd`` is the read key. WATCH: float16, whose range is
-    watched; see `common`. NA, NB: places of the two rings; equal without READ."""
-    pid = gl.program_id(0)
-    NV: gl.constexpr = V // (64 * NC)
-    v0 = (pid % NV) * (64 * NC)
-    h = (pid // NV) % HV
-    i = pid // (NV * HV)
+    watched; see `common`. NA, NB: places of the two rings; equal without READ, which is not for K above 128."""
+    gl.static_assert(K <= 128 or not READ)
+    v0, h, i, row, length, first = block_of(cu, offsets, T, NT, HV, V, 64 * NC, VARLEN)
     hk = h // (HV // H)
-    row, length, first = sequence_of(cu, offsets, i, T, NT, VARLEN)
     tile = first * HV + h
     n = (length + C - 1) // C
     if WATCH:
@@ -224,9 +238,11 @@ def groups_scan(
         has_ht = gl.where(mine, has_ht, 0)
     state = (i.to(gl.int64) * HV + h) * (K * V)
     dt: gl.constexpr = Td.dtype
+    B: gl.constexpr = 64 if K > 128 else K
+    P: gl.constexpr = K // B
     wide: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     flat: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
-    rs = gl.allocate_shared_memory(dt, [NA, C, K], wide)
+    rs = gl.allocate_shared_memory(dt, [P * NA, C, B], wide)
     ks = rs
     qs = rs
     as_ = rs
@@ -234,7 +250,7 @@ def groups_scan(
     Ss = rs
     Us = rs
     if OUT:
-        qs = gl.allocate_shared_memory(dt, [NA, C, K], wide)
+        qs = gl.allocate_shared_memory(dt, [P * NA, C, B], wide)
         as_ = gl.allocate_shared_memory(dt, [NB, C, C], wide)
         os = gl.allocate_shared_memory(dt, [NC, C, 64], wide)
     if READ:
@@ -243,7 +259,7 @@ def groups_scan(
     ts = gl.allocate_shared_memory(dt, [NB, C, C], wide)
     ss = gl.allocate_shared_memory(gl.float32, [NB, 4, C], flat)
     if SAVE:
-        Ss = gl.allocate_shared_memory(dt, [NC, 64, K], wide)
+        Ss = gl.allocate_shared_memory(dt, [P * NC, 64, B], wide)
         Us = gl.allocate_shared_memory(dt, [NC, 64, C], wide)
     first_bars = ring(NA, NC)
     rest_bars = ring(NB, NC)
@@ -263,7 +279,7 @@ def groups_scan(
                          hk, HV, v0, n, K, V, C, OUT, READ, NA, NB, NC)),
             ],
             [4, 1],
-            [232, 40],
+            [240, 24] if K > 128 else [232, 40],
         )  # fmt: skip
     else:
         gl.warp_specialize(
