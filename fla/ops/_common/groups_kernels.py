@@ -146,6 +146,15 @@ def scaled(S, factor, P: gl.constexpr):
 
 
 @gluon.jit
+def together(S, P: gl.constexpr):
+    """The sum of P blocks."""
+    X = S[0]
+    for j in gl.static_range(1, P):
+        X = X + S[j]
+    return X
+
+
+@gluon.jit
 def updated(w, tiles, at, S, P: gl.constexpr):
     """``S`` plus the products of ``w`` and the P tiles of place ``at``, on their way."""
     X = ()

@@ -29,15 +29,12 @@ def saturate(x):
 
 
 @gluon.jit
-def judge(long, top, S, P: gl.constexpr, WORD: gl.constexpr, layout: gl.constexpr):
-    """What the rows of a group say at its end of what was watched and of their state ``S``, P tiles of ``layout``;
+def judge(long, top, S, WORD: gl.constexpr, layout: gl.constexpr):
+    """What the rows of a group say at its end of what was watched and of their state ``S``, a tile of ``layout``;
     ``WORD`` is 1 or 3."""
     rows: gl.constexpr = gl.SliceLayout(1, layout)
     top = gl.convert_layout(top, rows)
-    total = gl.sum(S[0], 1)
-    for j in gl.static_range(1, P):
-        total += gl.sum(S[j], 1)
-    good = gl.abs(total) + top < float("inf")
+    good = gl.abs(gl.sum(S, 1)) + top < float("inf")
     said = gl.full([64], WORD, gl.int32, rows)
     said = gl.where(top < NEAR_ZERO, said, said + 1)
     said = gl.where(good, said, gl.zeros_like(said))

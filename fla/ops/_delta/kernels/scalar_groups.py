@@ -36,6 +36,7 @@ from fla.ops._common.groups_kernels import (
     scaled,
     send,
     send_rows,
+    together,
     updated,
     waited,
 )
@@ -212,7 +213,7 @@ def _compute(
     if has_ht != 0:
         blocks_out(S, ht + state, v0, K, V, B, VFIRST, big)
     if WATCH and OUT:
-        judge(long, top, S, P, 1, big)
+        judge(long, top, together(S, P), 1, big)
 
 
 @gluon.jit(do_not_specialize=["T", "NT", "H", "HV", "has_h0", "has_ht"])

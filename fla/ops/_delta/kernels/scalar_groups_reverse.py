@@ -29,6 +29,7 @@ from fla.ops._common.groups_kernels import (
     scaled,
     send,
     send_rows,
+    together,
     updated,
     waited,
 )
@@ -212,7 +213,7 @@ def _compute(
     if has_dh0 != 0:
         blocks_out(S, dh0 + state, v0, K, V, B, VFIRST, big)
     if WATCH:
-        judge(long, top, S, P, 3, big)
+        judge(long, top, together(S, P), 3, big)
 
 
 @gluon.jit(do_not_specialize=["T", "NT", "H", "HV", "has_dht", "has_dh0"])
