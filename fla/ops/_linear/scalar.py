@@ -149,7 +149,8 @@ def decay_sums(call: ScalarCall, g: Tensor | None) -> Tensor | None:
         return None
     t = call.table
     sums = torch.empty(call.tiles, 3, call.plan.chunk, dtype=torch.float32, device=g.device)
-    block = min(pow2(call.H, 1), 32)
+    # One width for all numbers of heads: each of its own would be compiled at a first call with so many.
+    block = 32
     _sums(
         t.chunks * -(-call.H // block),
         (g, sums, sums if t.rows is None else t.rows, call.T, t.per_sequence, call.H, call.scale),
