@@ -33,7 +33,7 @@ def _negated(values: Iterable[Any], tensor: type) -> bool:
 def _resolved(x: Any, tensor: type) -> Any:
     if type(x) is tuple or type(x) is list:
         return type(x)(_resolved(y, tensor) for y in x)
-    return x.resolve_neg() if isinstance(x, tensor) else x
+    return x.resolve_neg() if isinstance(x, tensor) else x  # type: ignore[attr-defined]
 
 
 def _on_memory(function: Callable[..., Any], inplace: bool) -> Callable[..., Any]:
