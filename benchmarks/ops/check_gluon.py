@@ -43,23 +43,25 @@ def call(op: str, T: int, H: int) -> None:
     """Forward and backward of an op, and forward alone, which keeps nothing for a backward."""
     import fla.ops
 
-    op, half = op.removesuffix(" fp16"), torch.float16 if op.endswith(" fp16") else torch.bfloat16
+    op, *how = op.split()
+    half = torch.float16 if "fp16" in how else torch.bfloat16
+    D = next((int(x[1:]) for x in how if x[0] == "D"), 128)
 
     def leaf(*shape: int, dtype: Any = half) -> Any:
         return torch.zeros(shape, dtype=dtype, requires_grad=True)
 
-    x = {n: leaf(1, T, H, 128) for n in "qkv"}
+    x = {n: leaf(1, T, H, D) for n in "qkv"}
     more: dict[str, Any] = {}
     if op in ("gated_delta_rule", "delta_rule", "kda"):
         x["beta"] = leaf(1, T, H)
         more["use_qk_l2norm_in_kernel"] = True
     if op == "comba":
-        x |= {"p": leaf(1, T, H, 128), "beta": leaf(1, T, H)}
+        x |= {"p": leaf(1, T, H, D), "beta": leaf(1, T, H)}
         more["use_qk_l2norm_in_kernel"] = True
     if op in ("gated_delta_rule", "comba", "simple_gla"):
         x["g"] = leaf(1, T, H, dtype=torch.float32)
     if op == "kda":
-        x["g"] = leaf(1, T, H, 128)
+        x["g"] = leaf(1, T, H, D)
         more["safe_gate"] = True
     fn = getattr(fla.ops, f"chunk_{op}")
     with use_backend("triton", strict=True):
@@ -71,7 +73,8 @@ def call(op: str, T: int, H: int) -> None:
 
 OPS = (
     "gated_delta_rule", "delta_rule", "comba", "kda", "gated_delta_rule fp16", "comba fp16", "kda fp16", "simple_gla",
-    "retention", "linear_attn",
+    "retention", "linear_attn", "gated_delta_rule D64", "comba D64", "gated_delta_rule D256",
+    "gated_delta_rule D256 fp16",
 )  # fmt: skip
 
 
