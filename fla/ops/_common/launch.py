@@ -20,6 +20,25 @@ from fla.ops._common.ahead import submit, wait
 from fla.ops._common.audit import audit
 from fla.ops._common.bound import Matrix, bind, hooks, plain
 
+# Functions that Triton has hashed after what they call.
+_hashed: set[int] = set()
+
+
+def hash_from_below(fn: Any) -> None:
+    """Have Triton hash what ``fn`` calls, then ``fn``.
+
+    Triton (3.6, 3.7) leaves the constants of a callee that it has not hashed yet out of the hash of its caller. A
+    kernel's key in the cache on disk would depend on what the process has launched before, and a cache that another
+    process has filled would be missed.
+    """
+    # Asked of the class: asking the function would hash it.
+    if id(fn) in _hashed or not hasattr(type(fn), "cache_key"):
+        return
+    _hashed.add(id(fn))
+    for name in fn.fn.__code__.co_names:
+        hash_from_below(fn.fn.__globals__.get(name))
+    _ = fn.cache_key
+
 
 class Launcher:
     """Launches one jit function.
@@ -74,6 +93,7 @@ class Fixed:
 
     def __init__(self, fn: Any, meta: dict[str, Any], options: dict[str, Any]) -> None:
         self.fn, self.meta, self.options = fn, meta, options
+        hash_from_below(fn)
         self._gluon = bool(getattr(fn, "is_gluon", bool)())
         self._compiled: dict[Any, Any] = {}
         self._ahead: dict[Any, Any] = {}
